@@ -90,16 +90,20 @@ def _scored(quality: Quality | None) -> dict[str, Any] | None:
 
 
 def chat_list(host: Host, find: str) -> dict[str, Any]:
-    """The chats most recently changed, or those that have all words of `find`, with an excerpt of the message that has
-    them. `more` = there are others.
+    """The pinned chats and those most recently changed, or those that have all words of `find`, with an excerpt of the
+    message that has them. `more` = there are others.
     """
-    every = host.store.chats.all()
+    pinned = set(host.store.chats.pinned)
+    every = sorted(host.store.chats.all(), key=lambda one: one.id not in pinned)
     if not find.strip():
-        lines = [{"id": one.id, "title": one.title, "excerpt": ""} for one in every[:MOST]]
+        lines = [{"id": o.id, "title": o.title, "excerpt": "", "pinned": o.id in pinned} for o in every[:MOST]]
         return {"chats": lines, "more": len(every) > MOST}
     titles = {one.id: one.title for one in every}
     found = [one for one in host.store.search_chats(find, MOST + 1) if one.chat in titles]
-    lines = [{"id": one.chat, "title": titles[one.chat], "excerpt": one.excerpt} for one in found[:MOST]]
+    lines = [
+        {"id": one.chat, "title": titles[one.chat], "excerpt": one.excerpt, "pinned": one.chat in pinned}
+        for one in found[:MOST]
+    ]
     return {"chats": lines, "more": len(found) > MOST}
 
 

@@ -19,6 +19,7 @@ from core.errors import MoestroError
 log = logging.getLogger("moestro.store")
 State = Literal["writing", "done", "stopped", "error", "interrupted"]
 TITLE_CHARS = 60
+PINNED = "pinned_chats"  # store key
 LINE = "c.id, c.title, c.model, c.created, CASE typeof(c.system) WHEN 'text' THEN c.system ELSE '' END AS system"
 UP = "UNION ALL SELECT m.id, m.parent FROM path JOIN messages m ON m.id = path.parent AND m.id < path.id"
 SUMS = f"""coalesce((SELECT max(created) FROM messages WHERE chat = c.id), c.created) AS updated,
@@ -222,9 +223,24 @@ class Chats:
             db.execute("UPDATE chats SET title = ? WHERE id = ?", (clean[:200], chat))
             self.version += 1
 
+    @property
+    def pinned(self) -> list[int]:
+        """The chats that are listed before all others."""
+        return [one for one in self._db.get(PINNED, list) or [] if isinstance(one, int)]
+
+    def pin(self, chat: int) -> None:
+        """Pin a chat, or unpin it where it is pinned. Raises MoestroError if it does not exist."""
+        self.require(chat)
+        before = self.pinned
+        with self._db.tx():
+            self._db.put(PINNED, [one for one in before if one != chat] if chat in before else [*before, chat])
+            self.version += 1
+
     def delete(self, chat: int) -> None:
         """Delete a chat with its messages and its statistics. Raises MoestroError if it does not exist."""
         self.require(chat)
+        if chat in self.pinned:
+            self.pin(chat)
         with self._db.tx() as db:
             db.execute("UPDATE changes SET chat = NULL WHERE chat = ?", (chat,))  # they explain other chats' figures
             db.execute("DELETE FROM chats WHERE id = ?", (chat,))

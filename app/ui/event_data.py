@@ -54,8 +54,8 @@ class MessageAction(gr.EventData):
 
 
 class ChatAction(gr.EventData):
-    """What the user did in the list of chats (assets/ui/chat/list.js): `text` = the new name."""
+    """What the user did in the list of chats (assets/ui/chat/list.js): `text` = the new name; "pin" also unpins."""
 
-    do: Literal["open", "rename"]
+    do: Literal["open", "rename", "pin", "delete"]
     id: int
     text: str | None

@@ -23,6 +23,7 @@ from app.ui.theme import ROOT
 OPEN_JS = "(shown) => [{...shown, chat: +new URLSearchParams(location.search).get('chat') || null}]"
 SETTLE_JS = "(redrawn) => window.moestroSettle(redrawn)"  # pulse.js: nothing, if a control has been changed since
 BRAND = (
+    '<a class="skip" href="#message" data-skip>To the message</a>'
     '<div class="brand"><h1>Moestro</h1><button type="button" data-theme-toggle title="Dark or light" '
     'aria-label="Switch between dark and light">◐</button></div>'
 )
@@ -81,7 +82,7 @@ class Page:
             self.substitution = SubstitutionSection(host)
             self.sampling = SamplingSection(host)
         with gr.Tabs(elem_id="tabs") as tabs:
-            with gr.Tab("Chat + Live", id="chat"):
+            with gr.Tab("Chat + Live", id="chat", elem_id="tab-chat"):
                 self.chat = ChatLive(host)
             with gr.Tab("Library", id="library", elem_id="tab-library") as self.models:
                 self.library = LibraryTab(host, self.model, tabs)

@@ -8,6 +8,23 @@
     const dark = document.body.classList.toggle("dark");
     localStorage.moestroTheme = dark ? "dark" : "light";
   });
+  document.addEventListener("keydown", ({ key }) => { // a menu's list can be scrolled: Tab would stop there, and be lost as it closes
+    if (key === "Tab") for (const list of document.querySelectorAll("[role=listbox]")) list.tabIndex = -1;
+  }, true);
+  document.addEventListener("input", ({ target }) => { if (target.matches?.("[role=combobox]")) target.dataset.typed = "1"; });
+  document.addEventListener("focusout", ({ target }) => { // Gradio leaves a menu open whose focus has gone
+    if (!target.matches?.("[role=combobox]")) return;
+    const key = target.dataset.typed ? "Enter" : "Escape"; // what was typed is taken
+    delete target.dataset.typed;
+    setTimeout(() => {
+      if (target.ariaExpanded === "true" && document.activeElement !== target) target.dispatchEvent(new KeyboardEvent("keydown", { key, bubbles: true }));
+    }, 100);
+  });
+  document.querySelector("[data-skip]")?.addEventListener("click", (event) => {
+    event.preventDefault();
+    document.getElementById("tab-chat-button")?.click();
+    document.querySelector("#message textarea")?.focus();
+  });
   document.addEventListener("click", (event) => { // "Calibrate now" opens its tab, and on a phone the sidebar makes way
     const opener = event.target.closest("[data-open]");
     if (!opener) return;

@@ -83,7 +83,7 @@ def check_transfers(told: pd.DataFrame, moved: list[Transfer]) -> None:
     for row in rows(told):
         mine = [t for t in moved if (int(t.ended_s), t.phase, t.origin) == (row.second, row.phase, row.origin)]
         assert row.demand_bytes == sum(t.bytes for t in mine)
-        assert row.gbps == pytest.approx(row.demand_bytes / 1e9)
+        assert row.gb_s == pytest.approx(row.demand_bytes / 1e9)
         assert row.copy_ms == pytest.approx(sum(t.ended_s - t.started_s for t in mine) * 1e3)
 
 

@@ -108,7 +108,13 @@ def test_chats_are_listed_renamed_and_deleted_with_their_figures(tmp_path: Path)
     assert store.chats.all()[1].title == "Caches"
     with pytest.raises(MoestroError, match="needs a name"):
         store.chats.rename(first, "  ")
+    version = store.chats.version
+    store.chats.pin(second)
+    store.chats.pin(first)
+    assert store.chats.pinned == [second, first] and store.chats.version == version + 2
+    store.chats.pin(second)
     store.chats.delete(first)
+    assert store.chats.pinned == [], "the one unpinned, the other gone"
     assert [c.id for c in store.chats.all()] == [second]
     assert [s.index for s in store.steps.records(load=load)] == [2]
     assert store.db.rows("SELECT 1 FROM messages WHERE chat = ?", first) == []

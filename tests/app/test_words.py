@@ -94,8 +94,8 @@ def test_a_warning_may_be_overridden_and_a_problem_may_not() -> None:
         ({}, "12.5 tok/s · 7 tokens · TTFT 800 ms · hit rate 75.0 % · stall 30 % · finished · EXACT"),
         (
             {"disk_misses": 1, "disk_bytes": 4096},
-            "12.5 tok/s · 7 tokens · TTFT 800 ms · hit rate 75.0 % · 1 miss from disk "
-            "(4.1 kB) · stall 30 % · finished · EXACT",
+            "12.5 tok/s · 7 tokens · TTFT 800 ms · hit rate 75.0 % · 1 miss from disk, "
+            "prompt included · 4.1 kB read · stall 30 % · finished · EXACT",
         ),
         (
             {"disk_misses": 0, "disk_bytes": 0},

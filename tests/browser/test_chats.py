@@ -82,6 +82,26 @@ def test_escape_stops_and_question_mark_lists_the_shortcuts(dashboard: Dashboard
     assert page.evaluate("document.activeElement.closest('#message') !== null")
 
 
+@pytest.mark.long(0.2)  # tests/app/test_store.py has all of it but the page
+def test_a_chat_is_pinned_and_deleted_in_the_list(dashboard: Dashboard) -> None:
+    page, first = dashboard.page, "#chat-list li:first-child"
+    for text in ("older, in 3 words", "newer, in 3 words"):
+        dashboard.emptied().ask(text).answered()
+    page.click("button[data-chats]")
+    dashboard.wait_text(first, "newer")
+    page.locator("#chat-list li", has_text="older").first.hover()
+    page.click("#chat-list li:has-text('older') .pin")
+    dashboard.wait_text(f"{first}.pinned", "older")
+    page.click(f"{first} .pin")
+    dashboard.wait_text(first, "newer")
+    page.hover(first)
+    page.click(f"{first} .delete")
+    page.click(f"{first} .sure")
+    dashboard.wait_text(first, "older")
+    page.wait_for_function("!location.search && !document.querySelector('#chat [data-testid=user]')")
+    page.keyboard.press("Escape")
+
+
 def test_the_list_opens_finds_and_renames(dashboard: Dashboard) -> None:
     page = dashboard.page
     dashboard.ask(say("The heron stands in shallow water.")).answered()

@@ -217,6 +217,27 @@ def test_a_bad_model_path_is_a_clear_error_and_changes_nothing(dashboard: Dashbo
     dashboard.wait_text("#fit", "Fits")
 
 
+def test_menus_close_as_the_focus_leaves_which_is_never_lost(dashboard: Dashboard, tmp_path: Path) -> None:
+    page = dashboard.page
+    shut = "!document.querySelector('[role=listbox]') && document.activeElement !== document.body"
+    for menu in ("#set-preset", "#model"):
+        page.locator(f"{menu} input").first.focus()
+        page.wait_for_selector("[role=listbox]")
+        page.keyboard.press("Tab")
+        page.wait_for_function(shut)
+    box = page.locator("#model input")
+    box.fill(str(tmp_path / "not-there"))
+    page.keyboard.press("Tab")  # what was typed is taken
+    dashboard.wait_text("#fit", "Cannot be loaded")
+    assert page.input_value("#model input") == str(tmp_path / "not-there")
+    box.fill("demo")
+    box.press("Enter")
+    dashboard.wait_text("#fit", "Fits")
+    page.focus("[data-skip]")
+    page.keyboard.press("Enter")
+    page.wait_for_function("document.activeElement.matches('#message textarea')")
+
+
 @pytest.mark.long(0.1)  # tests/app/test_settings.py has all of it but the page
 def test_a_preset_applies_all_its_values_and_moving_a_knob_makes_it_custom(dashboard: Dashboard) -> None:
     page = dashboard.page

@@ -65,7 +65,7 @@ DEFINITIONS: dict[str, dict[str, str]] = {
         "demand_bytes": "Payload copied on demand.",
         "prefetch_bytes": "Payload copied by prefetches.",
         "copy_ms": f"Time the link was busy with them, in {_MS}.",
-        "gbps": "Payload per second of wall time, in GB/s (10^9 bytes).",
+        "gb_s": "Payload per second of wall time, in GB/s (10^9 bytes).",
     },
     "answers": answers.DEFINITIONS,
     "choices": lossy_choices.DEFINITIONS,
@@ -215,7 +215,7 @@ def _seconds(load: int, moved: npt.NDArray[Any]) -> pd.DataFrame:
         }
     )
     summed = table.groupby(["second", "phase", "origin"], as_index=False).sum()
-    return summed.assign(load=load, gbps=(summed["demand_bytes"] + summed["prefetch_bytes"]) / 1e9)
+    return summed.assign(load=load, gb_s=(summed["demand_bytes"] + summed["prefetch_bytes"]) / 1e9)
 
 
 def _settings(db: sqlite3.Connection, load: int) -> pd.DataFrame:

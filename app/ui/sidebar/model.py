@@ -244,7 +244,7 @@ class ModelSection:
         if loading is not None and not loading.finished:
             return f'<div class="status loading"><i></i>Loading <b>{escape(name_of(loading.model))}</b></div>'
         if spec is None:
-            return '<div class="status empty"><i></i>No model loaded. Choose one, then press Load.</div>'
+            return '<div class="status" data-without="model"><i></i>No model loaded. Choose one, then press Load.</div>'
         return (
             f'<div class="status ready" data-load="{self.host.models.load_id}"><i></i>'
             f'<b title="{escape(spec.model)}">{escape(name_of(spec.model))}</b> '

@@ -202,18 +202,18 @@ class ChatLive:
 
     @reporting
     def _pick(self, now: Shown, action: ChatAction) -> list[Any]:
-        """Open a chat of the list, or give it another name."""
-        if action.do == "open":
-            return self.open(action.id)
-        page: list[Any] = [gr.skip()] * len(self.page)
+        """Open a chat of the list, pin it, delete it, or give it another name."""
+        chats, mine, page = self.host.chats, action.id == now.get("chat"), [gr.skip()] * len(self.page)
         try:
-            self.host.chats.rename(action.id, getattr(action, "text", None) or "")
-            page[ALERT] = ""
-            if action.id == now.get("chat"):
-                page[2] = title(self.host, action.id)
+            if action.do == "rename":
+                chats.rename(action.id, getattr(action, "text", None) or "")
+            elif action.do != "open":
+                (chats.delete if action.do == "delete" else self.host.store.chats.pin)(action.id)
         except MoestroError as error:
-            page[ALERT] = notice(str(error))
-        return page
+            return self._refused(error)
+        if action.do == "open" or (mine and action.do == "delete"):
+            return self.open(action.id if action.do == "open" else None)
+        return [*page[:2], title(self.host, action.id) if mine else gr.skip(), gr.skip(), "", *page[ALERT + 1 :]]
 
     def _system_left(self, now: Shown, system: str) -> Any:
         """The system prompt's field was left."""

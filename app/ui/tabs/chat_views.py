@@ -140,7 +140,10 @@ def empty(host: Host) -> str:
         for one in suggestions(host)
     )
     tour = TOUR if ways else ""
-    return f'<div class="empty-chat"><h3>{head}</h3><p>{text}</p>{f"<div>{ways}</div>" if ways else ""}{tour}</div>'
+    known = ' data-without="model"' if loaded is None else ""  # shown once the page knows that there is none
+    return (
+        f'<div class="empty-chat"{known}><h3>{head}</h3><p>{text}</p>{f"<div>{ways}</div>" if ways else ""}{tour}</div>'
+    )
 
 
 def suggestions(host: Host) -> list[str]:

@@ -58,7 +58,8 @@ def statistics(message: Message) -> str:
         parts.append(f"hit rate {100 * stats['hit_rate']:.1f} %")
     if stats.get("disk_bytes"):
         missed = stats["disk_misses"]
-        parts.append(f"{missed} {'miss' if missed == 1 else 'misses'} from disk ({format_bytes(stats['disk_bytes'])})")
+        parts.append(f"{missed} {'miss' if missed == 1 else 'misses'} from disk, prompt included")
+        parts.append(f"{format_bytes(stats['disk_bytes'])} read")
     if spent:
         parts.append(f"stall {100 * stats['stall_ms'] / spent:.0f} %")
     if stats.get("queued_ms", 0) >= 1000:

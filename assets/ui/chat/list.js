@@ -2,6 +2,7 @@
 
 import { answerTo, answered } from "/ui/pulse.js";
 
+const SURE_MS = 4000; // within which a deletion is confirmed
 const SEARCH_MS = 200, WIDE = "(min-width: 1500px)"; // from this width on it stands beside the chat, else over it
 
 /** Draw the list, once for each element. */
@@ -92,6 +93,9 @@ class List {
     const node = event.target.closest("li"), act = event.target.closest("button")?.className;
     if (!node || !act) return;
     if (act === "rename") return this.rename(node);
+    if (act === "pin") return this.tell(node, "pin");
+    if (act === "delete") return ask(event.target);
+    if (act === "delete sure") return this.tell(node, "delete");
     answered().then(() => this.trigger("select", { do: "open", id: +node.dataset.id })); // a name is saved before
     if (!this.wide.matches) this.toggle(false);
   }
@@ -122,6 +126,9 @@ class List {
     open.replaceWith(name);
     name.select();
   }
+
+  /** Have the server do something with a chat; the list is drawn anew as it has been done. */
+  tell(node, what) { answered().then(() => this.trigger("select", { do: what, id: +node.dataset.id })); }
 
   async save(id, title) {
     const event = { do: "rename", id, text: title };
@@ -154,16 +161,29 @@ class List {
   }
 }
 
-function line({ id, title, excerpt }) {
-  const node = document.createElement("li"), open = document.createElement("button"), rename = document.createElement("button");
+/** The button asks once more, for a while. */
+function ask(button) {
+  button.className = "delete sure";
+  button.textContent = "Delete?";
+  setTimeout(() => Object.assign(button, { className: "delete", textContent: "✕" }), SURE_MS);
+}
+
+function line({ id, title, excerpt, pinned }) {
+  const node = document.createElement("li"), open = document.createElement("button"), acts = document.createElement("span");
   const name = document.createElement("b"), where = document.createElement("span");
   node.dataset.id = id;
   Object.assign(open, { type: "button", className: "open", title });
-  Object.assign(rename, { type: "button", className: "rename", textContent: "✎", title: "Rename" });
-  rename.setAttribute("aria-label", `Rename ${title}`);
+  acts.className = "list-acts";
+  for (const [className, textContent, does] of [["pin", pinned ? "★" : "☆", pinned ? "Unpin" : "Pin"], ["rename", "✎", "Rename"], ["delete", "✕", "Delete"]]) {
+    const button = document.createElement("button");
+    Object.assign(button, { type: "button", className, textContent, title: does });
+    button.setAttribute("aria-label", `${does} ${title}`);
+    acts.append(button);
+  }
+  if (pinned) node.className = "pinned";
   name.textContent = title;
   where.textContent = excerpt;
   open.append(name, ...(excerpt ? [where] : []));
-  node.append(open, rename);
+  node.append(open, acts);
   return node;
 }

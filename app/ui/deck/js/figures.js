@@ -6,6 +6,9 @@ import { tell } from "/ui/exactness.js";
 
 const SWATCH = ["host", "flight", "resident", "hit", "disk", "part"], LEGEND = [4, 0, 1, 5, 2, 3]; // from the slowest place to the fastest
 
+/** The unit that a rate is read in, and how many of it a GB/s is: the same for figures that stand side by side. */
+const unitOf = (gbps) => (gbps >= 0.5 ? ["GB/s", 1] : ["MB/s", 1000]);
+const rate = (gbps) => { const [unit, size] = unitOf(gbps); return `${short(gbps * size)} ${unit}`; };
 const tokens = (n) => `${n} token${n === 1 ? "" : "s"}`;
 
 /** The timelines' places of the last tokens that the key figures are over. */
@@ -36,35 +39,41 @@ export class Figures {
   }
 
   kpis(frame) {
-    const [unit, size] = frame.link_limit_gbps >= 0.5 ? ["GB/s", 1] : ["MB/s", 1000], known = frame.tpot_ms > 0;
+    const known = frame.tpot_ms > 0;
     this.text("tok", known ? short(frame.tok_s) : "–");
     const now = frame.underway && { seconds: frame.underway[0], tokens: frame.underway[1], layers: frame.underway[2], moved: frame.underway[3] };
     const reading = now && `${now.tokens > 1 ? "prompt" : "token"}, layer ${now.layers}/${frame.shape.layers}`;
-    const link = now ? now.moved / now.seconds / 1e9 : frame.link_gbps; // of a pass that takes long: of that so far
+    const link = now ? now.moved / now.seconds / 1e9 : frame.link_gbps, peak = Math.max(link, frame.link_peak_gbps); // of a pass that takes long: of that so far
+    const { gbps: disk, read, passes } = this.read(frame), [unit, size] = unitOf(Math.max(link, disk));
     this.text("tok-sub", reading || (frame.busy ? "answering" : "idle"));
     this.text("hit", frame.hit === null || Number.isNaN(frame.hit) ? "–" : (100 * frame.hit).toFixed(1));
     this.text("hit-sub", frame.window ? `last ${tokens(frame.window)}` : "no tokens yet");
     this.text("tpot", known ? short(frame.tpot_ms) : "–");
     this.text("link", short(link * size));
     this.text("link-unit", unit);
-    this.text("link-axis", unit);
-    this.text("link-sub", `of ${short(frame.link_limit_gbps * size)}, peak ${short(Math.max(link, frame.link_peak_gbps) * size)}`);
+    this.text("link-axis", frame.link_limit_gbps >= 0.5 ? "GB/s" : "MB/s");
+    this.text("link-sub", `of ${rate(frame.link_limit_gbps)}, peak ${rate(peak)}`);
+    this.text("disk", passes ? short(disk * size) : "–");
+    this.text("disk-unit", unit);
+    this.text("disk-sub", frame.underway ? `${bytes(read)} in this pass` : passes ? `${bytes(read / passes)}/token` : "no tokens yet");
     this.find("emulated").hidden = !frame.emulated;
     tell({ lossy: Boolean(frame.lossy), rate: frame.lossy?.rate ?? null, of: frame.lossy?.assignments ?? 0, window: frame.passes, before: !frame.exact, quality: frame.quality });
     this.share(frame);
   }
 
-  /** The disk's own figures; the deck shows them only where there is a disk to read from. */
-  disk(frame, there, inPart) {
+  /** What was read from disk: for the last tokens, or so far for a pass that takes long. */
+  read(frame) {
+    if (frame.underway) return { gbps: frame.underway[4] / frame.underway[0] / 1e9, read: frame.underway[4], passes: 1 };
     let [read, ms, passes] = [0, 0, 0];
     for (const i of decoded(frame)) { read += frame.disk_bytes[i]; ms += frame.total_ms[i]; passes++; }
-    if (frame.underway) [passes, ms, read] = [1, 1e3 * frame.underway[0], frame.underway[4]];
-    const root = this.find("disk").closest(".deck"), [unit, size] = read / (ms || 1) >= 1e5 ? ["GB/s", 1e6] : ["MB/s", 1e3];
+    return { gbps: read / (ms || 1) / 1e6, read, passes };
+  }
+
+  /** The deck shows the disk's figure only where there is a disk to read from. */
+  disk(frame, there, inPart) {
+    const root = this.find("disk").closest(".deck");
     root.dataset.disk = there || frame.disk_bytes.some((b) => b > 0) ? "1" : "0";
     if (inPart) root.dataset.part = "1";
-    this.text("disk", passes ? short(read / (ms || 1) / size) : "–");
-    this.text("disk-unit", unit);
-    this.text("disk-sub", frame.underway ? `${bytes(read)} in this pass` : passes ? `${bytes(read / passes)}/token` : "no tokens yet");
   }
 
   /** The benefit of the prefetcher: measured where tokens with it and without it took turns, else an upper bound. Empty while nothing is prefetched. */

@@ -80,6 +80,16 @@ def is_pack(model: str) -> bool:
         return False
 
 
+def is_gone(model: str) -> bool:
+    """Whether this is the path of a model that is no longer there; other files may be left in its folder."""
+    try:
+        path = expanded(model)
+        there = path.is_file() or any((path / name).exists() for name in (MANIFEST, "config.json"))
+        return path.is_absolute() and not there
+    except (OSError, ValueError, MoestroError):  # no path at all
+        return False
+
+
 def look(path: Path, where: Where, name: str = "") -> Entry | None:
     """The entry for a path, or None if it is no Mixture-of-Experts model. An unreadable one gets a one-line `problem`;
     raises nothing.

@@ -89,7 +89,7 @@ def test_a_chat_is_pinned_and_deleted_in_the_list(dashboard: Dashboard) -> None:
         dashboard.emptied().ask(text).answered()
     page.click("button[data-chats]")
     dashboard.wait_text(first, "newer")
-    page.locator("#chat-list li", has_text="older").first.hover()
+    page.hover("#chat-list li:has-text('older')")
     page.click("#chat-list li:has-text('older') .pin")
     dashboard.wait_text(f"{first}.pinned", "older")
     page.click(f"{first} .pin")

@@ -219,12 +219,12 @@ def test_a_bad_model_path_is_a_clear_error_and_changes_nothing(dashboard: Dashbo
 
 def test_menus_close_as_the_focus_leaves_which_is_never_lost(dashboard: Dashboard, tmp_path: Path) -> None:
     page = dashboard.page
-    shut = "!document.querySelector('[role=listbox]') && document.activeElement !== document.body"
-    for menu in ("#set-preset", "#model"):
-        page.locator(f"{menu} input").first.focus()
-        page.wait_for_selector("[role=listbox]")
+    for menu in ("#set-preset input", "#model input"):
+        page.locator(menu).first.focus()
+        page.wait_for_function("(menu) => document.querySelector(menu).ariaExpanded === 'true'", arg=menu)
         page.keyboard.press("Tab")
-        page.wait_for_function(shut)
+        page.wait_for_function("(menu) => document.querySelector(menu).ariaExpanded !== 'true'", arg=menu)
+        assert page.evaluate("document.activeElement !== document.body"), menu
     box = page.locator("#model input")
     box.fill(str(tmp_path / "not-there"))
     page.keyboard.press("Tab")  # what was typed is taken

@@ -10,7 +10,7 @@ import gradio as gr
 from gradio.components import Component
 
 from app.server.live_state import host_state
-from app.services.candidates import MANIFEST, is_pack
+from app.services.candidates import MANIFEST, is_gone, is_pack
 from app.services.host import Host
 from app.ui.controls import LIVE, ONCE, WIDE, button, change_events, control, html, progress
 from app.ui.news import Shown, news
@@ -19,7 +19,6 @@ from app.wording import name_of
 from core.errors import MoestroError, NotImported
 from core.settings.loading import LoadSpec
 from core.settings.param import declared
-from core.system.paths import expanded
 from core.types import Fit
 
 ONLY_PACKS = {"host"}  # choices without effect for other models
@@ -295,13 +294,3 @@ class ModelSection:
             elem_classes=["advanced", WIDE],
             buttons=[],
         )
-
-
-def is_gone(model: str) -> bool:
-    """Whether this is the path of a model that is no longer there; other files may be left in its folder."""
-    try:
-        path = expanded(model)
-        there = path.is_file() or any((path / name).exists() for name in (MANIFEST, "config.json"))
-        return path.is_absolute() and not there
-    except (OSError, ValueError, MoestroError):  # no path at all
-        return False

@@ -8,6 +8,7 @@ from typing import Any
 import gradio as gr
 
 from app.server.live_state import host_state
+from app.services.candidates import is_gone
 from app.services.deletion import inspect
 from app.services.host import Host
 from app.services.importer import AUTO, CHOICES
@@ -15,7 +16,6 @@ from app.ui.controls import LIVE, ONCE, button, change_events, html, progress
 from app.ui.event_data import RowPicked
 from app.ui.news import Shown, news, noticed
 from app.ui.sidebar import ModelSection
-from app.ui.sidebar.model import is_gone
 from app.ui.tabs.library_views import COLUMNS, about, question, table
 from app.ui.text import notice
 from app.wording import name_of

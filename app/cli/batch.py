@@ -133,8 +133,10 @@ class Shown:
         """The summary."""
         self._bar.end()
         wrong = f", {progress.errors} of them with an error" if progress.errors else ""
+        old = progress.failed_before
+        before = f" {old} more had an error in an earlier run: --retry-errors asks them again." if old else ""
         print(
             f"{progress.done} lines answered{wrong}, {progress.tokens} tokens at {progress.tok_s:.1f} a second, "
-            f"in {out}.",
+            f"in {out}.{before}",
             file=sys.stderr,
         )

@@ -124,10 +124,10 @@ def test_errors_are_asked_again_when_that_is_wanted(tmp_path: Path) -> None:
     answers.append(answered(Line(2, "b", plain=True), {"choices": [{"message": {"content": "yes"}}]}))
     answers.close()
     run = Run(file, out, threading.Event())
-    assert run.left == 0
+    assert run.left == 0 and (run.progress.before, run.progress.failed_before) == (2, 1), "the error is not forgotten"
     run.close()
     run = Run(file, out, threading.Event(), retry_errors=True)
-    assert run.left == 1 and ids(out) == ["b"]
+    assert run.left == 1 and ids(out) == ["b"] and run.progress.failed_before == 0
     run.answer(Echo())
     run.close()
     assert ids(out) == ["b", "a"] and "error" not in json.loads(out.read_text().splitlines()[1])

@@ -56,7 +56,8 @@ class Answers:
 
 
 class AnswersFile:
-    """Open for one run, and locked against others. `done`: ids that have an answer, or an error."""
+    """Open for one run, and locked against others. `done`: ids that have an answer, or an error;
+    `failed`: those of errors that were there when it was opened."""
 
     def __init__(self, file: Path, retry_errors: bool = False) -> None:
         """`retry_errors`: take lines with errors out, so that they are run again. Raises MoestroError when the file
@@ -66,7 +67,7 @@ class AnswersFile:
         try:
             with _error_names_file(file):
                 self._read()
-                if retry_errors and self._errors:
+                if retry_errors and self.failed:
                     self._drop_errors()
         except BaseException:
             self._out.close()
@@ -85,7 +86,7 @@ class AnswersFile:
 
     def _read(self) -> None:
         """Take note of the answers; cut a torn last line off, or complete one that lacks its newline alone."""
-        self.done, self._end, self._errors = set[str](), 0, 0
+        self.done, self.failed, self._end = set[str](), set[str](), 0
         missing = b""
         for number, line in enumerate(self._lines(), 1):
             missing = b"" if line.endswith(b"\n") else b"\n"
@@ -98,8 +99,9 @@ class AnswersFile:
                 self._out.truncate(self._end)
                 return
             self._end += len(line)
-            self._errors += failed(record)
             self.done.add(id_of(record))
+            if failed(record):
+                self.failed.add(id_of(record))
         self._end += self._out.write(missing) or 0
 
     def _drop_errors(self) -> None:

@@ -24,10 +24,11 @@ class Backend(Protocol):
 
 @dataclass(slots=True)
 class Progress:
-    """How far a run is. `before`: lines that an earlier run answered."""
+    """How far a run is. `before`: lines that an earlier run answered, `failed_before` of them with an error."""
 
     total: int
     before: int
+    failed_before: int = 0
     done: int = 0
     errors: int = 0
     tokens: int = 0
@@ -80,8 +81,8 @@ class Run:
         if _same(source, out):
             raise MoestroError("The answers cannot go into the file of the prompts. Name another one.")
         self._file = AnswersFile(out, retry_errors)
-        known = sum(line.id in self._file.done for line in read(source))
-        self.progress = Progress(self.total, known)
+        known = [line.id for line in read(source) if line.id in self._file.done]
+        self.progress = Progress(self.total, len(known), sum(one in self._file.failed for one in known))
 
     @property
     def left(self) -> int:

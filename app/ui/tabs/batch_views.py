@@ -30,8 +30,17 @@ def cards(job: BatchJob) -> str:
     if known is None:
         return ""
     done = known.before + known.done
-    errors = f"{count(known.errors)} with an error" if known.errors else "no errors"
+    errors = (
+        f"{count(known.errors)} with an error"
+        if known.errors
+        else "no new errors"
+        if known.failed_before
+        else "no errors"
+    )
     before = f"{count(known.before)} were answered before" if known.before else ""
+    before += f", {count(known.failed_before)} of them with an error: tick the box to ask again" * bool(
+        known.failed_before
+    )
     found = [
         card("Answered", f"{count(done)} of {count(known.total)}", errors, before),
         card("Speed", f"{known.tok_s:.1f} tok/s", f"{count(known.tokens)} tokens"),

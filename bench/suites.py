@@ -32,6 +32,7 @@ SUITES = {  # name -> folder, options
     "dispatch": ("speed", "rounds tokens small"),
     "busy": ("speed", "model budget rounds tokens small"),
     "host": ("speed", "model budget rounds tokens small"),
+    "share": ("speed", "model budget rounds tokens small"),
 }
 GONE = {  # names of before -> what to do instead
     "regret": "The live comparison of policies is a row of `bench overhead` now.",

@@ -21,11 +21,14 @@ from core.settings.loading import LoadSpec
 from core.settings.param import declared
 from core.system.paths import expanded
 
-PICTURED = "systems"  # the suite that also has a picture
+PICTURED = "systems", "share"  # the suites that also have a picture
 MODEL = (
     '"demo", or a folder with a model (default: demo); systems, split, batch: or "generated", which the bench writes'
 )
-BUDGET = "memory budget of the configurations that cache (default: 50%%, split: 20%%, busy: 100%%)"
+BUDGET = (
+    "memory budget of the configurations that cache (default: 50%%, split: 20%%, busy: 100%%, share: the most that is "
+    "safe)"
+)
 PEERS = "all", "ik", "llama", "none"
 KEEP = (
     "where the generated model and its packs stay, 12 GB, and results from which an interrupted run continues "
@@ -78,8 +81,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--picture",
         type=expanded,
         metavar="FILE",
-        help=f"{PICTURED}: where to write the picture, TPOT over budgets, as a page that opens in a browser (default: "
-        "systems.html in the folder of --keep)",
+        help="systems: where to write the picture, TPOT over budgets, as a page that opens in a browser (default: "
+        "systems.html in the folder of --keep); share: an SVG (default: beside the result)",
     )
     parser.add_argument("--json", action="store_true", help="end with the result as one line of JSON")
     parser.add_argument(
@@ -116,8 +119,8 @@ def run(args: argparse.Namespace) -> int:
     write(file, result)
     print("\n".join(measured.table(result)))
     print(f"Written to {file}", file=sys.stderr)
-    if args.name == PICTURED:
-        picture = picture or keep / "systems.html"
+    if args.name in PICTURED:
+        picture = picture or (keep / "systems.html" if args.name == "systems" else file.with_suffix(".svg"))
         write_picture(picture, result)
         print(f"The picture is {picture}", file=sys.stderr)
     if args.json:
@@ -128,7 +131,7 @@ def run(args: argparse.Namespace) -> int:
 def chosen(args: argparse.Namespace) -> dict[str, Any]:
     """The options that were given. Raises MoestroError for one that this suite lacks."""
     _, own = SUITES[args.name]
-    has = {*own.split(), *(["picture"] if args.name == PICTURED else [])}
+    has = {*own.split(), *(["picture"] if args.name in PICTURED else [])}
     every = {"picture", *(word for _, words in SUITES.values() for word in words.split())}
     given = {name: value for name, value in vars(args).items() if name in every}
     if lacking := [f"--{name}" for name in given if name not in has]:
@@ -137,7 +140,12 @@ def chosen(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def write_picture(file: Path, result: Mapping[str, Any]) -> None:
-    """Write the picture of `bench systems` as one page, which needs nothing else."""
+    """Write the picture of `bench share` as an SVG, that of `bench systems` as one page, which needs nothing else."""
+    if result["bench"] == "share":
+        from bench.speed.share import picture
+
+        file.write_text(picture(dict(result)), encoding="utf-8")
+        return
     from app.ui.tabs.systems_figures import tpot_over_budgets
 
     tpot_over_budgets(result, dark=False, height=640).write_html(file, include_plotlyjs=True)

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree
 
 import numpy as np
 import pytest
@@ -20,6 +21,7 @@ from bench.quality import lossy, speculating, systems
 from bench.routing import methods, overhead, path, path_accuracy, predictors
 from bench.routing.methods_result import WAITED
 from bench.speed import batch, busy, host, prefill, split, tiers, worker
+from bench.speed import share as share_suite
 from bench.suites import GONE, SUITES, suite
 from core.capacity import fit
 from core.errors import BudgetError
@@ -100,6 +102,17 @@ def test_host() -> None:
         assert of["differing"] == 0 and all(of[kind]["tpot_ms"]["median"] > 0 for kind in host.KINDS)
         assert of["wait"]["host_computed"] == 0 < of["host"]["host_computed"]
     assert "Balance" in one.text and "over the better" in one.text
+
+
+@pytest.mark.long(0.2)
+def test_share() -> None:
+    one = tried("share")
+    r = one.result
+    assert r["budget"] == "100%" and r["resident"] == r["hit_rate"]["median"] == 1.0
+    assert r["tok_s"]["median"] > 0 < r["ttft_ms"]["median"] and r["prompt_tokens"] == share_suite.SMALL_PROMPT
+    assert "tok/s" in one.text and "6 x 32 experts" in one.text
+    drawn = ElementTree.fromstring(share_suite.picture({**r, "model": "a <b> & c"}))
+    assert any("a <b> & c" in (text.text or "") for text in drawn)
 
 
 @pytest.mark.long(1)

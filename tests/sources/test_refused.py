@@ -152,7 +152,7 @@ def test_remote_code_is_refused_by_the_model_type(model: Path) -> None:
 
 
 def test_running_a_quantized_directory_says_to_import_it(model: Path) -> None:
-    with pytest.raises(ModelError, match=r"quantized \(gptq\).*python launch.py import .*Model tab"):
+    with pytest.raises(ModelError, match=r"quantized \(gptq\), so it is imported once.*: python launch.py import "):
         check_model(model)
 
 

@@ -250,7 +250,7 @@ def test_no_bit_depends_on_how_it_is_computed(demo: Engine) -> None:
     assert texts[0] == texts[1] != ""
 
 
-@pytest.mark.long(0.2)  # runtime/program/test_absorb.py and test_attend.py have its rows in any pieces
+@pytest.mark.long(0.2)  # tests/runtime/program/test_absorb.py, test_attend.py have its rows in any pieces
 @pytest.mark.parametrize("path", LATENT, indirect=True)
 def test_no_bit_of_latent_attention_depends_on_how_it_is_computed(path: Path) -> None:
     how = dict(dtype="bfloat16", format="int4-g32", dense="int4-g32", context=256, sequences=4)

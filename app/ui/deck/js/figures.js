@@ -52,7 +52,7 @@ export class Figures {
     this.text("link", short(link * size));
     this.text("link-unit", unit);
     this.text("link-axis", frame.link_limit_gbps >= 0.5 ? "GB/s" : "MB/s");
-    this.text("link-sub", `of ${rate(frame.link_limit_gbps)}, peak ${rate(peak)}`);
+    this.text("link-sub", peak > 0 ? `of ${rate(frame.link_limit_gbps)}, peak ${rate(peak)}` : `of ${rate(frame.link_limit_gbps)}`);
     this.text("disk", passes ? short(disk * size) : "–");
     this.text("disk-unit", unit);
     this.text("disk-sub", frame.underway ? `${bytes(read)} in this pass` : passes ? `${bytes(read / passes)}/token` : "no tokens yet");

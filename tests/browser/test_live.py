@@ -127,39 +127,24 @@ def test_what_prefetching_is_worth_is_said_once_something_was_prefetched(dashboa
     assert "Prefetching pays: 8.00 ms a token with it, 10.0 without" in said[4][1] and "at most" not in said[4][1]
 
 
-def test_the_prefetchers_own_time_is_a_band_of_its_own_within_compute(dashboard: Dashboard) -> None:
-    said = dashboard.page.evaluate(
-        """async () => {
-        const { TokenTime } = await import("/ui/deck/js/series.js");
-        const line = new TokenTime(document.createElement("canvas"), () => ({}));
-        line.frame = { total_ms: new Float32Array([9, 9]), compute_ms: new Float32Array([6, 6]), hits: [1, 1],
-          predict_ms: new Float32Array([1.5, 0]), stall_ms: new Float32Array([2, 2]), requests: [2, 2] };
-        return [line.parts(line.frame).map(([v, name]) => [name, ...v]), line.lines(0)[0], line.lines(1)[0]]; }"""
-    )
-    assert said[0] == [["compute", 4.5, 6], ["predict", 1.5, 0], ["stall", 2, 2], ["idle", 1, 1]]
-    assert said[1] == "9.0 ms = compute 6.0 (1.50 of it the prefetcher's) + stall 2.0 + idle 1.0"
-    assert said[2] == "9.0 ms = compute 6.0 + stall 2.0 + idle 1.0"
-    assert dashboard.page.locator(".deck .legend .sw.predict").count() == 1
-
-
 def test_a_metric_with_a_label_is_named_beside_the_pass(dashboard: Dashboard) -> None:
     """As the frame lists it: no panel needs to know the metric."""
     said = dashboard.page.evaluate(
         """async () => {
-        const { TokenTime } = await import("/ui/deck/js/series.js"), { decode } = await import("/ui/deck/js/wire.js");
-        const names = ["total_ms", "compute_ms", "predict_ms", "stall_ms", "hits", "requests", "heat"];
+        const { TokenTime } = await import("/ui/deck/js/limit.js"), { decode } = await import("/ui/deck/js/wire.js");
+        const names = ["step", "hits", "requests", "heat"];
         const arrays = names.map((name, i) => ({ name, dtype: "float32", shape: [1], offset: 4 * i }));
-        Object.assign(arrays[6], { label: "warm", unit: "K" });
+        Object.assign(arrays[3], { label: "warm", unit: "K" });
         const head = JSON.stringify({ arrays }), text = new TextEncoder().encode(head + " ".repeat(-head.length & 3));
         const frame = new Uint8Array(4 + text.length + 4 * names.length);
         new DataView(frame.buffer).setUint32(0, text.length, true);
         frame.set(text, 4);
-        frame.set(new Uint8Array(new Float32Array([9, 6, 1, 2, 1, 2, 4.5]).buffer), 4 + text.length);
+        frame.set(new Uint8Array(new Float32Array([9, 1, 2, 4.5]).buffer), 4 + text.length);
         const line = new TokenTime(document.createElement("canvas"), () => ({}));
-        line.frame = decode(frame.buffer);
-        line.parts(line.frame);
+        line.frame = { ...decode(frame.buffer), limit: { names: ["computing", "regret"], by_pass: [6, 3] } };
         return line.lines(0); }"""
     )
+    assert said[0] == "9.00 ms = computing 6.00 + policy 3.00"
     assert said[1:] == ["1 of 2 requests hit", "warm 4.50 K"]
 
 

@@ -28,6 +28,7 @@ from core.types import Ids, StepRecord
 
 PROMPT = 16  # tokens
 SKIPPED = 6  # decoded tokens that are not counted, until the copies are those of the link
+LEARNING = 120  # tokens at most that `measured` may compare itself with waiting
 LINKS = (0.05, 0.1, 0.25, 0.5, 1.0, 2.0, 5.0)  # times balance
 SMALL_LINKS = (0.1, 2.0)
 KINDS = ("wait", "host", "measured")
@@ -76,17 +77,23 @@ class Answer:
         engine.change({"link": "own", "miss_placement": "wait"})
         engine.expert_cache.start_over()
         self.logits, steps = list[torch.Tensor](), list[StepRecord]()
+        self.learning = 0  # tokens in which `measured` compared itself with waiting, which do not count
 
         def draw(_: Any, row: torch.Tensor) -> int:
             self.logits.append(row[0].clone())
             return int(row[0].argmax())
 
-        for piece in engine.generate(Ids(prompt), Sampling(max_new_tokens=SKIPPED + tokens + 1), draw=draw):
+        answer = engine.generate(Ids(prompt), Sampling(max_new_tokens=LEARNING + SKIPPED + tokens + 1), draw=draw)
+        for piece in answer:
             if piece.step is not None and piece.step.phase == "decode":
                 steps.append(piece.step)
                 if len(steps) == 1:
                     engine.change(settings)
-        self.steps = steps[SKIPPED:]
+                elif engine.parts.host.throttle.comparing and len(steps) <= LEARNING:
+                    self.learning = len(steps)
+                if len(steps) == self.learning + SKIPPED + tokens:
+                    break
+        self.steps = steps[-tokens:]
         self.tpot_ms = fmean(one.total_ms for one in self.steps)
 
     def mean(self, name: str) -> float:
@@ -109,13 +116,14 @@ def _figures(found: dict[str, list[Answer]]) -> Result:
 def _about(of: list[Answer]) -> Iterator[tuple[str, float | None]]:
     steps = [step for one in of for step in one.steps]
     yield "hit_rate", share(steps, "hits", "requests")
+    yield "learning", median([one.learning for one in of])
     for name in ("host_computed", "host_admitted", "stall_ms", "host_ms"):
         yield name, fmean(one.mean(name) for one in of)
 
 
 def _differing(one: Answer, other: Answer) -> int:
-    """Logits with other bits."""
-    return sum(int((a != b).sum()) for a, b in zip(one.logits, other.logits, strict=True))
+    """Logits with other bits, of the tokens that both have."""
+    return sum(int((a != b).sum()) for a, b in zip(one.logits, other.logits, strict=False))
 
 
 def table(r: Result) -> list[str]:
@@ -123,7 +131,8 @@ def table(r: Result) -> list[str]:
     for times, of in r["links"].items():
         cells = [f"{of[kind]['tpot_ms']['median']:.2f}" for kind in KINDS]
         measured, goal = of["measured"], "kept" if of["over_better"] <= r["goal"] else "MISSED"
-        shares = f"{measured['host_computed']:.1f}", f"{measured['host_admitted']:.1f}", f"{measured['hit_rate']:.2f}"
+        figures = (("host_computed", ".1f"), ("host_admitted", ".1f"), ("hit_rate", ".2f"), ("learning", "g"))
+        shares = [format(measured[name], how) for name, how in figures]
         rows.append(
             (times, f"{of['gbps']:.3g}", *cells, f"{of['over_better']:.3f}", goal, *shares, str(of["differing"]))
         )
@@ -136,6 +145,7 @@ def table(r: Result) -> list[str]:
         "hosted",
         "admitted",
         "hits",
+        "learning",
         "bits",
     )
     return [
@@ -143,7 +153,8 @@ def table(r: Result) -> list[str]:
         f"Threads: {r['device_threads']} of the device, {r['host_threads']} of the host. Balance: "
         f"{r['balance_gbps']:.3g} GB/s",
         *grid(heads, rows),
-        "  hosted, admitted: of the measured placement, a token; bits: logits that differ from those of wait",
+        "  hosted, admitted: of the measured placement, a token; learning: its tokens that took turns with waiting "
+        "first, which are left out; bits: logits that differ from those of wait",
     ]
 
 

@@ -137,6 +137,8 @@ class Passes:
             parts.telemetry.catch_up()
         self._ended_s, self._requests = time.perf_counter(), requests
         step.spent(self._ended_s - started_s)
+        if not parts.prediction.throttle.comparing:  # one after the other
+            parts.host.throttle.note(step)
         if parts.recorder.enabled:
             parts.telemetry.add(step)
         return [*tokens, *[None] * (asked - len(work))], step

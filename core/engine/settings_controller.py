@@ -22,7 +22,7 @@ from core.memory.arena import Arena
 from core.memory.link_emulation import LinkEmulation
 from core.memory.transfer import TransferEngine
 from core.policy.allocation.slot_allocation import Placement, check_needs, place
-from core.policy.prefetch.throttle import PrefetchThrottle
+from core.policy.throttle import Throttle
 from core.profile import Profile
 from core.runtime.device_decode import DeviceDecode
 from core.runtime.host_compute import HostCompute
@@ -58,7 +58,7 @@ class PredictionParts:
 
     predictor_host: PredictorHost
     capture: TraceCapture
-    throttle: PrefetchThrottle
+    throttle: Throttle
     miss: MissPolicy
 
 
@@ -154,9 +154,10 @@ class SettingsController:
             to.device_decode.drop_graphs()  # whose memory slots get
         to.recorder.configure(old.telemetry, new.telemetry)
         to.memory.link.configure(old.link, new.link)
-        to.prediction.throttle.configure(old.prefetch, new.prefetch)
+        to.prediction.throttle.enabled = new.prefetch.auto
         if changed:
             to.prediction.throttle.restart()  # what these measured was of other settings
+            to.host.throttle.restart()
             to.prediction.predictor_host.answer_wait.restart()
         to.memory.prefix_cache.configure(old.kv, new.kv)
         if to.prediction.predictor_host.profile is not profile:
@@ -246,11 +247,11 @@ def begin(settings: Settings, to: EngineParts) -> None:
     to.recorder.configure(None, settings.telemetry)
     to.memory.link.configure(None, settings.link)
     to.memory.expert_cache.prefetch_by(None, settings.prefetch)
-    to.prediction.throttle.configure(None, settings.prefetch)
+    to.prediction.throttle.enabled = settings.prefetch.auto
     to.prediction.throttle.say = lambda text: to.telemetry.mark(to.recorder.index, text)
     to.prediction.capture.shadows.configure(settings, to.prediction.predictor_host.profile)
     to.prediction.miss.configure(None, settings.lossy, to.prediction.predictor_host.profile)
-    to.device_decode.say = to.host.say = to.prediction.throttle.say
+    to.device_decode.say = to.host.say = to.host.throttle.say = to.prediction.throttle.say
     to.host.configure(None, settings.misses)
     to.device_decode.configure(None, settings.link)
 

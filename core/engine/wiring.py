@@ -27,7 +27,7 @@ from core.memory.codec.kernel_choice import choose
 from core.memory.link_emulation import LinkEmulation
 from core.memory.transfer import TransferEngine
 from core.policy.eviction import policy_maker
-from core.policy.prefetch.throttle import PrefetchThrottle
+from core.policy.throttle import Throttle
 from core.profile import Profile
 from core.runtime.device_decode import DeviceDecode
 from core.runtime.expert_math import ExpertMath
@@ -137,7 +137,7 @@ def _around(
     )
     predictor_host = PredictorHost(model, decoder_sites(model, sites), decoder_shape(shape))
     miss = MissPolicy(shape, passes.expert_cache, predictor_host, loaded.device)
-    prediction = PredictionParts(predictor_host, TraceCapture(model, sites, shape), PrefetchThrottle(), miss)
+    prediction = PredictionParts(predictor_host, TraceCapture(model, sites, shape), Throttle(), miss)
     recorder = Recorder(
         shape, passes.expert_cache, transfers, miss, prediction.capture, prediction.throttle, predictor_host
     )

@@ -24,6 +24,7 @@ from core.memory.slot import Slot
 from core.memory.store import ExpertStore
 from core.memory.transfer import TransferEngine
 from core.policy.placement import Costs, Layer
+from core.policy.throttle import Throttle
 from core.runtime.expert_math import ExpertMath
 from core.runtime.host_steps import HostSteps
 from core.runtime.placement import PlacementCosts
@@ -69,6 +70,8 @@ class HostCompute:
         self.failed = ""  # why it is not used any more
         self.costs: PlacementCosts | None = None
         """What decides with `measured`; None until that was chosen."""
+        self.throttle = Throttle("computing on the host")
+        """With `measured`, whether it is used at all: by tokens with it and without it."""
 
     # ------------------------------------------------------------------ between two passes
 
@@ -76,6 +79,11 @@ class HostCompute:
     def active(self) -> bool:
         """Whether missing experts may be computed by the host."""
         return self._settings.placement != "wait" and not self.failed
+
+    @property
+    def used(self) -> bool:
+        """Whether the next pass may leave missing experts to the host."""
+        return self.active and not self.throttle.paused
 
     @property
     def threads(self) -> int:
@@ -110,7 +118,7 @@ class HostCompute:
         if wanted != self.threads:
             self.close()
             self.team = Background(wanted) if wanted else None
-        decides = self.active and new.placement == "measured"
+        self.throttle.enabled = decides = self.active and new.placement == "measured"
         self.costs = PlacementCosts(self._measured()) if decides else None
 
     def _measured(self) -> Costs:

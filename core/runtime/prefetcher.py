@@ -9,7 +9,7 @@ import torch
 from core.cache.expert_cache import ExpertCache
 from core.policy.predict import Prediction
 from core.policy.predict.base import RouterPlan
-from core.policy.prefetch.throttle import PrefetchThrottle
+from core.policy.throttle import Throttle
 from core.runtime.batch import Batch
 from core.runtime.prediction.predictor_host import PredictorHost, Share
 from core.runtime.program.routers import Answers
@@ -30,7 +30,7 @@ class Prefetcher:
         self,
         expert_cache: ExpertCache,
         predictor_host: PredictorHost,
-        throttle: PrefetchThrottle,
+        throttle: Throttle,
         sink: StepSink,
         capture: TraceCapture,
         first: int = 0,

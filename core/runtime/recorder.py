@@ -16,7 +16,7 @@ from core.cache.expert_cache import ExpertCache
 from core.memory.codec.native.threads import steps_ticks, ticks
 from core.memory.transfer import Ticket, TransferEngine
 from core.metrics.record import Origin
-from core.policy.prefetch.throttle import PrefetchThrottle
+from core.policy.throttle import Throttle
 from core.runtime.batch import Batch
 from core.runtime.miss import MissPolicy
 from core.runtime.prediction.predictor_host import PredictorHost
@@ -122,7 +122,7 @@ class Recorder:
         transfers: TransferEngine,
         miss: MissPolicy | None = None,
         capture: TraceCapture | None = None,
-        throttle: PrefetchThrottle | None = None,
+        throttle: Throttle | None = None,
         predictor_host: PredictorHost | None = None,
     ) -> None:
         self._shape, self._expert_cache, self._transfers = shape, expert_cache, transfers

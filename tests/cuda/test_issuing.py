@@ -117,7 +117,7 @@ def test_asking_routers_ends_where_it_costs_more_than_it_saves(
     tokens prefetching is paused, which is said, and with it the second wait of each layer."""
     settings: dict[str, object] = {"budget": "45%", "eviction": "lru", "predictor": "gate", "prefetch_auto": True}
     for name, value in {"LEARNING": 0, "BLOCK": 4, "MOST": 4}.items():
-        monkeypatch.setattr(f"core.policy.prefetch.comparison.{name}", value)
+        monkeypatch.setattr(f"core.policy.comparison.{name}", value)
     with engine_on(model, settings) as engine, fake_cuda.noting_waits() as waits:
         layers, tokens = engine.shape.layers, list[tuple[bool, int]]()
         for piece in engine.generate("hello there, how are you?", Sampling(temperature=0.0, max_new_tokens=60)):

@@ -64,9 +64,9 @@ def test_prefetching_is_compared_with_none_and_the_result_is_said(
     engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name, value in {"FEWEST": 1, "LEAD": 0, "LEARNING": 0, "BLOCK": 2, "MOST": 2, "SURE": 1e9}.items():
-        monkeypatch.setattr(f"core.policy.prefetch.comparison.{name}", value)
-    monkeypatch.setattr("core.policy.prefetch.throttle.REST", 3)
-    monkeypatch.setattr("core.policy.prefetch.throttle.LITTLE", 0.0)  # so tiny a model waits for next to nothing
+        monkeypatch.setattr(f"core.policy.comparison.{name}", value)
+    monkeypatch.setattr("core.policy.throttle.REST", 3)
+    monkeypatch.setattr("core.policy.throttle.LITTLE", 0.0)  # so tiny a model waits for next to nothing
     engine.change({"predictor": "gate", "prefetch_auto": True})
     steps, hooked = list[StepRecord](), list[int]()
     for _ in range(3):

@@ -100,6 +100,18 @@ def test_no_bit_depends_on_where_misses_are_computed(path: Path, format: str, ar
                 engine.expert_cache.check_integrity()
 
 
+def test_measured_placement_takes_turns_with_waiting(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in {"FEWEST": 1, "LEAD": 0, "LEARNING": 0, "BLOCK": 2, "MOST": 2, "SURE": 1e9}.items():
+        monkeypatch.setattr(f"core.policy.comparison.{name}", value)
+    monkeypatch.setattr("core.policy.throttle.REST", 3)
+    emptied(engine, budget="25%", miss_placement="measured", link_gbps=0.001)
+    _, steps = answer(engine, 13)
+    waits, hosts, rest = [False] * 2, [True] * 2, [False] * 3
+    assert [one.host_computed > 0 for one in steps] == [*waits, *hosts, *rest, *waits, *hosts, False]
+    said = [text for _, text in engine.parts.telemetry.marks if text.startswith("computing on the host")]
+    assert [text.split(":")[0] for text in said] == ["computing on the host paused, not told apart"] * 2
+
+
 def test_an_expert_is_copied_behind_the_token(engine: Engine) -> None:
     emptied(engine, budget="50%", miss_placement="host", link_gbps=50.0)
     _, steps = answer(engine)

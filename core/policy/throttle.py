@@ -1,57 +1,58 @@
-"""Prefetches only where tokens are faster with it than without: compared while answers are written, again and again."""
+"""Does what is to save waiting for copies only where tokens are faster with it than without: compared while answers are
+written, again and again."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
-from core.policy.prefetch.comparison import Compared, Comparison
-from core.settings.prefetch import PrefetchSettings
+from core.policy.comparison import Compared, Comparison
 from core.types import StepRecord
 
 REST = 256  # tokens until the next comparison; doubles each time that it says the same
 LONGEST = 4096
-LITTLE = (
-    0.03  # of a token's time: where copies are waited for no longer, prefetching cannot save more, and is not tried
-)
+LITTLE = 0.03  # of a token's time: where copies are waited for no longer, nothing can save more, and it is not tried
 
 
-class PrefetchThrottle:
-    """Prefetching is paused from the first token on; then tokens with it and without it are compared
-    (`core.policy.prefetch.comparison`). It goes on where it is surely faster, and pauses otherwise, also where the two
-    cannot be told apart, as it moves more bytes, and where there is next to nothing to save. `say(text)` is called with
-    every result; `last` is the last comparison, and `waits` why there was none: (ms waited for copies, ms) of a token.
+class Throttle:
+    """Of `what`: prefetching, or computing missing experts on the host. While `enabled`, that is paused from the first
+    token on; then tokens with it and without it are compared (`core.policy.comparison`). It goes on where it is surely
+    faster, and pauses otherwise, also where the two cannot be told apart, and where there is next to nothing to save.
+    `say(text)` is called with every result; `last` is the last comparison, and `waits` why there was none: (ms waited
+    for copies, ms) of a token.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, what: str = "prefetching") -> None:
+        self._what = what
         self.say: Callable[[str], None] = lambda text: None
         self.enabled = False
         self.restart()
 
-    def configure(self, old: PrefetchSettings | None, new: PrefetchSettings) -> None:
-        """Compare, or prefetch always; `restart` follows where anything changed."""
-        self.enabled = new.auto
-
     def restart(self) -> None:
-        """Discard all measurements because what is prefetched, or how, has changed."""
+        """Discard all measurements because what is done, or how, has changed."""
         self.last: Compared | None = None
         self.waits: tuple[float, float] | None = None
-        self._first = (0.0, 0.0, 0)  # ms waited, ms, and tokens before the first one with prefetching
+        self._first = (0.0, 0.0, 0)  # ms waited, ms, and tokens before the first one with it
         self._comparison: Comparison | None = Comparison()
         self._pays, self._left, self._rest = False, 0, REST
 
     @property
     def seen(self) -> tuple[float, float, int, bool] | None:
-        """The last result: ms a token with prefetching and without, over so many tokens each, and whether it goes
+        """The last result: ms a token with it and without, over so many tokens each, and whether it goes
         on."""
         last = self.last if self.enabled else None
         return None if last is None else (last.other_ms, last.usual_ms, last.tokens, last.faster is True)
 
     @property
     def paused(self) -> bool:
-        """Whether the next pass prefetches nothing."""
+        """Whether the next pass goes without it."""
         if not self.enabled:
             return False
         return not (self._pays if self._comparison is None else self._comparison.other)
+
+    @property
+    def comparing(self) -> bool:
+        """Whether tokens with it and without it take turns now."""
+        return self.enabled and self._comparison is not None
 
     def note(self, step: StepRecord) -> None:
         """Take a pass into account; only decoded tokens count."""
@@ -79,7 +80,7 @@ class PrefetchThrottle:
         self.waits, self.last = (waited / tokens, took / tokens), None
         self._comparison, self._pays, self._left = None, False, self._rest
         self.say(
-            f"prefetching paused: copies are waited for {self.waits[0]:.3g} of a token's {self.waits[1]:.3g} ms; "
+            f"{self._what} paused: copies are waited for {self.waits[0]:.3g} of a token's {self.waits[1]:.3g} ms; "
             f"looked at again in {self._rest} tokens"
         )
 
@@ -90,6 +91,6 @@ class PrefetchThrottle:
         self.waits = None
         verdict = "goes on" if pays else "paused" if result.faster is False else "paused, not told apart"
         self.say(
-            f"prefetching {verdict}: {result.other_ms:.3g} ms a token with it, {result.usual_ms:.3g} without, over "
+            f"{self._what} {verdict}: {result.other_ms:.3g} ms a token with it, {result.usual_ms:.3g} without, over "
             f"{result.tokens} tokens each; compared again in {self._rest} tokens"
         )

@@ -5,9 +5,9 @@ import random
 import numpy as np
 import pytest
 
-from core.policy.prefetch.comparison import BLOCK, LEAD, LEARNING, MOST, Comparison
-from core.policy.prefetch.comparison import FEWEST as FEW
-from core.policy.prefetch.throttle import LONGEST, REST, PrefetchThrottle
+from core.policy.comparison import BLOCK, LEAD, LEARNING, MOST, Comparison
+from core.policy.comparison import FEWEST as FEW
+from core.policy.throttle import LONGEST, REST, Throttle
 from core.types import StepRecord
 
 FEWEST = LEAD + BLOCK + LEAD + LEARNING + FEW  # tokens of a block of the usual way, and the fewest of the other
@@ -29,13 +29,13 @@ def compared(usual: float, other: float, noise: float, seed: int) -> tuple[Compa
     return one, tokens
 
 
-def throttle() -> tuple[PrefetchThrottle, list[str]]:
-    one, said = PrefetchThrottle(), list[str]()
+def throttle() -> tuple[Throttle, list[str]]:
+    one, said = Throttle(), list[str]()
     one.enabled, one.say = True, said.append
     return one, said
 
 
-def feed(one: PrefetchThrottle, count: int, without: float = 10.0, with_it: float = 10.0) -> list[bool]:
+def feed(one: Throttle, count: int, without: float = 10.0, with_it: float = 10.0) -> list[bool]:
     """Whether each of some tokens was computed while prefetching was paused."""
     paused = []
     for i in range(count):

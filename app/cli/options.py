@@ -11,7 +11,8 @@ from core.settings.config import Settings, general, params
 from core.settings.loading import LoadSpec
 from core.settings.migration import unknown
 from core.settings.param import Param, Value, declared
-from core.settings.presets import PRESETS, Preset, preset
+from core.settings.preset import Preset
+from core.settings.presets import PRESETS, preset
 from core.settings.sampling import Sampling
 from core.system.command import COMMAND
 

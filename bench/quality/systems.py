@@ -48,7 +48,8 @@ from core.profile import PARTS, Profile, load, profile_path, save
 from core.settings.budget import Budget
 from core.settings.calibration import CalibrationSettings
 from core.settings.config import Settings
-from core.settings.presets import PRESETS, Preset, guarded
+from core.settings.preset import Preset
+from core.settings.presets import PRESETS, guarded
 from core.settings.presets import preset as preset_of
 
 WHOLE_MOEPIC = "moepic_split"  # the one preset of split experts: others are its ablations (bench split)

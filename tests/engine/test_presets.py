@@ -9,7 +9,8 @@ from core.engine import Engine
 from core.engine.texts import bundled
 from core.errors import SettingError
 from core.measure.calibrate.gather import calibrate
-from core.settings.presets import PRESETS, Preset, matching
+from core.settings.preset import Preset
+from core.settings.presets import PRESETS, matching
 from core.settings.sampling import Sampling
 from core.types import StepRecord
 from tests.loaded import loaded

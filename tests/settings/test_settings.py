@@ -19,7 +19,8 @@ from core.settings.lossy import LossySettings
 from core.settings.migration import DISTANCES, SHARED, migrated, migrated_params
 from core.settings.param import Choice, Param, Value, declared
 from core.settings.pins import Pins
-from core.settings.presets import NEEDS_BLOCKS, PRESETS, Preset, guarded, matching, preset
+from core.settings.preset import NEEDS_BLOCKS, Preset
+from core.settings.presets import PRESETS, guarded, matching, preset
 from core.settings.registry import NEEDS_PROFILE, create, register, same_as, variant, variants
 from core.settings.sampling import Sampling
 from tests.selection import layered

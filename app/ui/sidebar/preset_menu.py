@@ -20,7 +20,8 @@ from app.ui.sidebar.auto_note import account
 from core.errors import SettingError
 from core.settings.config import Settings, params
 from core.settings.param import Value
-from core.settings.presets import FIRST, PRESETS, Preset, matching, preset
+from core.settings.preset import Preset
+from core.settings.presets import FIRST, PRESETS, matching, preset
 
 CUSTOM = "custom"  # the choice while the settings match no preset
 KEPT = "preset"  # store key of the preset chosen last

@@ -187,10 +187,12 @@ class Tiers:
         more = {"python": str(peer.python), "request": request}
         system = NAMES[peer.name]
         found = self._measure(system, name, budget, job, limit, module=PEER, file=peer.file, **more)
+        seconds = found.pop("token_s", [])[PEER_WARM:]
         if "failed" in found:
             self.runs.failed[system, name, budget] = found["failed"]
+        elif not seconds:
+            self.runs.failed[system, name, budget] = f"no more than {PEER_WARM} tokens in {PEER_CAP_S:g} s"
         else:
-            seconds = found.pop("token_s")[PEER_WARM:]
             self.runs.add(system, name, budget, "", len(seconds) / sum(seconds), found)
 
     def _measure(

@@ -27,11 +27,13 @@ LEAST = 0.002  # of the requests, that another policy has to hit more
 
 @dataclass(frozen=True, slots=True)
 class Compared:
-    """What the choice of a cache policy rests on: hit rates by policy's title on the same `tokens`, the best first, and
-    what each would cost beside the `chosen` one in ms a token, if every miss were waited for; None = link unknown."""
+    """What the choice of a cache policy rests on: hit rates of simulated caches by policy's title on the same `tokens`,
+    the best first, and what each would cost beside the `chosen` one in ms a token, if every miss were waited for over
+    the link, which may be `emulated`; None = link unknown."""
 
     chosen: str
     tokens: int
+    emulated: bool
     rates: list[tuple[str, float, float | None]]
 
 
@@ -84,7 +86,7 @@ class Auto:
         for title, rate in view["rates"]:
             more = (view["alone"] - rate) * requests
             rates.append((title, rate, more * link.copy_ms(shape.expert_bytes) if link is not None else None))
-        return Compared(str(view["title"]), int(view["tokens"]), rates)
+        return Compared(str(view["title"]), int(view["tokens"]), link is not None and link.emulated, rates)
 
     def _choose(self, policy: str) -> bool:
         """Whether it was taken."""
@@ -108,5 +110,4 @@ class Auto:
 
     def _key(self) -> str:
         """The model and its budget."""
-        manifest = self._models.manifest() or {}
-        return f"{manifest.get('model_hash', '')} {self._models.settings.cache.budget}"
+        return f"{self._models.model_hash} {self._models.settings.cache.budget}"

@@ -11,7 +11,7 @@ const now = { lossy: null, closeness: 0, weights: "", arithmetic: "reference", f
 export function tell(news) {
   Object.assign(now, news);
   const { lossy, closeness, weights, rate, distance } = now, fast = now.arithmetic.startsWith("fast");
-  const how = fast ? `, fast arithmetic${now.fallback ? " of experts" : ""}${distance ? `, KL ${figure(distance.kl)}` : ""}` : "";
+  const how = fast ? `, fast arithmetic${now.arithmetic === "fast_experts" ? " of experts" : ""}${distance ? `, KL ${figure(distance.kl)}` : ""}` : "";
   const exact = (closeness && !fast ? "EXACT UP TO ROUNDING" : "EXACT") + (weights ? ` for ${weights} weights` : "") + how;
   const words = lossy === null ? "" : lossy ? `LOSSY${rate === null ? "" : ` ${percent(rate)}`}` : exact;
   for (const badge of document.querySelectorAll("[data-exactness]")) {

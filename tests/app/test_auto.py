@@ -82,12 +82,16 @@ def test_one_sentence_says_what_was_chosen_and_a_table_what_else_would_cost(
         monkeypatch.setattr(host.models, "manifest", lambda: {"link_gbps": 1.0, "link": "emulated"})
         chosen, note, resets = state()
         assert (chosen, resets) == ("auto", False), "what Auto chose is no change of it"
-        assert "LFU chooses what is evicted, with 50.0% hits" in note
+        assert "LFU chooses what is evicted, with 50.0% hits, simulated" in note
         assert "prefetching is paused, as a token takes 4.5 ms with it and 2.25 without" in note
         shape = host.models.shape
         assert shape is not None
         cost = 0.1 * shape.layers * shape.top_k * shape.expert_bytes / 1e6
-        assert f"<td>40.0% hits</td><td>{cost:+.3g} ms a token</td>" in note and "<td>+2.25 ms a token</td>" in note
+        hits = "40.0% hits, simulated on your last 96 tokens"
+        assert (
+            f"<td>{hits}</td><td>{cost:+.3g} ms a token, emulated link</td>" in note
+            and "<td>+2.25 ms a token</td>" in note
+        )
         assert host.models.change("eviction", "lfu") == ""
         chosen, note, resets = state()
         assert (chosen, resets) == ("custom", True) and "LFU chooses what is evicted, as you chose" in note

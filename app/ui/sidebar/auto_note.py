@@ -27,7 +27,7 @@ def account(host: Host, base: str) -> str:
     )
     return (
         f'<details class="about"><summary>{sentence}</summary><table><thead><tr><th>What was compared</th>'
-        f"<th>Measured</th><th>Beside the choice</th></tr></thead><tbody>{table}</tbody></table></details>"
+        f"<th>Figures</th><th>Beside the choice</th></tr></thead><tbody>{table}</tbody></table></details>"
     )
 
 
@@ -44,7 +44,7 @@ def _policy(host: Host, compared: Compared | None) -> str:
     if compared is None:
         return f"{title} chooses what is evicted, until another policy surely hits more"
     hits = next((rate for name, rate, _ in compared.rates if name == compared.chosen), 0.0)
-    return f"{title} chooses what is evicted, with {hits:.1%} hits, and no policy surely has more"
+    return f"{title} chooses what is evicted, with {hits:.1%} hits, simulated, and no policy surely has more"
 
 
 def _prefetching(host: Host, ahead: tuple[float, float, int, bool] | None) -> str:
@@ -68,11 +68,12 @@ def _policies(compared: Compared | None) -> list[tuple[str, str, str]]:
     """A row for each cache policy; its misses in ms a token, if all were waited for."""
     if compared is None:
         return []
+    over = ", emulated link" if compared.emulated else ""
     return [
         (
             escape(name),
-            f"{rate:.1%} hits",
-            "chosen" if name == compared.chosen else "" if cost is None else f"{cost:+.3g} ms a token",
+            f"{rate:.1%} hits, simulated on your last {compared.tokens} tokens",
+            "chosen" if name == compared.chosen else "" if cost is None else f"{cost:+.3g} ms a token{over}",
         )
         for name, rate, cost in compared.rates
     ]

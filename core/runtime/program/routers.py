@@ -1,7 +1,7 @@
 """A layer's router, others that are asked about its state, and where the experts are that they choose."""
 
 from collections.abc import Sequence
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import torch
 
@@ -9,8 +9,7 @@ from core.memory.codec.fast.steps import Steps, Work, named
 from core.policy.predict.base import RouterPlan
 from core.runtime.program import look, route
 from core.runtime.program.feed_forward import Routed
-from core.runtime.program.mixer import some
-from core.runtime.program.weights import Weight
+from core.runtime.program.mixer import Pass, some
 
 
 class Answers(NamedTuple):
@@ -19,15 +18,6 @@ class Answers(NamedTuple):
     layers: tuple[int, ...]
     logits: torch.Tensor  # [n, E] fp32
     ids: torch.Tensor  # [n, k] int64
-
-
-class Builder(Protocol):
-    """What adds steps: `core.runtime.program.build.Builder`."""
-
-    steps: Steps
-
-    def scratch(self, name: str, width: int, most: int = 0) -> torch.Tensor: ...
-    def product(self, weights: Sequence[Weight], x: torch.Tensor, outs: Sequence[torch.Tensor]) -> list[int]: ...
 
 
 def choose(steps: Steps, rest: Routed, logits: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor) -> None:
@@ -50,7 +40,7 @@ def find(steps: Steps, rest: Routed, ids: torch.Tensor, table: int) -> int:
     return slots
 
 
-def ask(builder: Builder, plan: RouterPlan, rests: Sequence[Routed], at: int, states: torch.Tensor) -> Answers | None:
+def ask(to: Pass, plan: RouterPlan, rests: Sequence[Routed], at: int, states: torch.Tensor) -> Answers | None:
     """Ask the routers of the plan for the MoE layer `at`, given the input [1, H] of its own. None: there is none."""
     last = at + 1 == len(rests)
     layers = (0,) if last and plan.last == "state" else tuple(range(at + 1, min(at + 1 + plan.distance, len(rests))))
@@ -58,9 +48,9 @@ def ask(builder: Builder, plan: RouterPlan, rests: Sequence[Routed], at: int, st
         return None
     rule, asked = rests[0].route, [rests[layer] for layer in layers]
     logits = torch.empty(len(layers), rule.experts)
-    ids, weights = torch.empty(len(layers), rule.chosen, dtype=torch.int64), builder.scratch("asked", rule.chosen)
+    ids, weights = torch.empty(len(layers), rule.chosen, dtype=torch.int64), to.scratch("asked", rule.chosen)
     rows = [logits[i : i + 1] for i in range(len(layers))]
-    builder.product([rest.router for rest in asked], states, rows)
+    to.product([rest.router for rest in asked], states, rows)
     for rest, row, chosen in zip(asked, rows, ids, strict=True):
-        choose(builder.steps, rest, row, chosen, weights)
+        choose(to.steps, rest, row, chosen, weights)
     return Answers(layers, logits, ids)

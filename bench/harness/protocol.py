@@ -24,6 +24,7 @@ def take_part(prepare: Callable[[Job], Callable[[Job], Job]]) -> None:
     that measures what is requested."""
     answers = os.fdopen(os.dup(sys.stdout.fileno()), "w", encoding="utf-8")
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # what libraries print must not mix with the answers
+    sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr] # nor come after the reason of a failure
 
     def say(found: Job) -> None:
         print(json.dumps(found), file=answers, flush=True)

@@ -1,6 +1,7 @@
 """One answer: turns token ids into text, and computes the statistics shown under it."""
 
 import time
+from collections.abc import Iterable, Iterator
 from dataclasses import fields
 
 from tokenizers.decoders import DecodeStream
@@ -32,10 +33,23 @@ class AnswerBuilder:
         self._text = ""
         self._first_s = 0.0
         self.steps: list[StepRecord] = []
+        self._told = 0  # of the passes, those that were sent
 
     def count(self, step: StepRecord) -> None:
         """Add the record of a forward pass made for this answer."""
         self.steps.append(step)
+
+    def taken(self, tokens: Iterable[int]) -> Iterator[Piece]:
+        """Add the tokens that a pass has drawn, one after the other, until the answer is over."""
+        try:
+            for token in tokens:
+                if not self.take(token):
+                    return
+                yield self.piece()
+                if self._sequence.over:
+                    return
+        finally:
+            self._sequence.take_back()
 
     def take(self, token: int) -> bool:
         """Add a drawn token; False for an end token, which ends the answer and is not part of it."""
@@ -48,10 +62,14 @@ class AnswerBuilder:
 
     def piece(self) -> Piece:
         """The newest token for streaming; its text may be empty while a character is incomplete, or while a text that
-        may end the answer is."""
-        fresh = self.steps[-1] if self.steps and self.steps[-1].phase == "decode" else None
-        logprob = self._logprobs.last if self._logprobs is not None else None
-        return Piece("token", text=self._text, token=self._sequence.ids[-1], step=fresh, logprob=logprob)
+        may end the answer is. The first token of a decode pass comes with its record."""
+        logprob = self._logprobs.take() if self._logprobs is not None else None
+        return Piece("token", text=self._text, token=self._sequence.ids[-1], step=self._untold(), logprob=logprob)
+
+    def _untold(self) -> StepRecord | None:
+        """The latest pass, if it is a decode pass that was not sent yet."""
+        fresh, self._told = self.steps[self._told :], len(self.steps)
+        return fresh[-1] if fresh and fresh[-1].phase == "decode" else None
 
     def rest(self) -> str:
         """The end of the text, which was withheld because it might have been the beginning of a stop text."""
@@ -61,7 +79,7 @@ class AnswerBuilder:
     def last_step(self) -> StepRecord | None:
         """The decode pass that ended the answer without a token to show; None when every pass was sent with its
         token."""
-        return self.steps[-1] if self._sequence.ended and self.steps[-1].phase == "decode" else None
+        return self._untold() if self._sequence.ended else None
 
     def stats(
         self,
@@ -75,7 +93,8 @@ class AnswerBuilder:
         """The statistics of the line under the answer. `audit` = the number under which its quality will be reported;
         `closeness` (of the reference arithmetic) and `weights` as in core.capacity.plan.Plan."""
         decode = [s for s in self.steps if s.phase == "decode"]
-        tpot_ms = sum(s.total_ms for s in decode) / len(decode) if decode else 0.0
+        written = sum(count for s in decode for request, count in s.rows if request == self._sequence.request)
+        tpot_ms = sum(s.total_ms for s in decode) / written if written else 0.0
         figures = {
             **reduced(self.steps),
             "cached_tokens": self._sequence.cached,

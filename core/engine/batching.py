@@ -228,7 +228,7 @@ class Batching:
         if self._groups.follows and (routed := self._parts.recorder.routed):
             for (one, _), row in zip(work, accumulate(counts), strict=True):
                 one.path = np.array([layer[row - 1] for layer in routed], np.int16)
-        for (one, _), token, count in zip(work, tokens, counts, strict=True):
+        for (one, _), drawn, count in zip(work, tokens, counts, strict=True):
             if not count:
                 continue
             one.active.answer.count(step)
@@ -238,5 +238,5 @@ class Batching:
                     sequence.remember(sequence.kv.memory.checkpoint(sequence.kv))
                 done, cached = sequence.computed, sequence.cached
                 yield BatchPiece(one.key, Piece("prefill", done=done, total=sequence.prompt, cached=cached, step=step))
-            if token is not None and one.active.answer.take(token):
-                yield BatchPiece(one.key, one.active.answer.piece())
+            for piece in one.active.answer.taken(drawn):
+                yield BatchPiece(one.key, piece)

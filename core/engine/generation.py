@@ -69,34 +69,34 @@ class Generation:
     def _write(self, sequence: Sequence, answer: AnswerBuilder, total: int) -> Iterator[Piece]:
         """Read the first `total` tokens of `sequence`, then draw one after the other until it is over. Raises Stopped
         when it was cancelled in the middle of a pass."""
-        token = yield from self._read(sequence, answer, total)
-        while token is not None and answer.take(token):
-            yield answer.piece()
+        tokens = yield from self._read(sequence, answer, total)
+        while tokens:
+            yield from answer.taken(tokens)
             if sequence.over:
                 return
             if not sequence.kv.exact and not self._controller.wanted.lossy.active:
                 yield from self._read_again(sequence, answer)
                 if sequence.over:
                     return
-            [token], step = self._passes.run("decode", (sequence, 1))
+            [tokens], step = self._passes.run("decode", (sequence, 1))
             answer.count(step)
 
-    def _read(self, sequence: Sequence, answer: AnswerBuilder, total: int) -> Generator[Piece, None, int | None]:
+    def _read(self, sequence: Sequence, answer: AnswerBuilder, total: int) -> Generator[Piece, None, list[int]]:
         """Prefill: compute the first `total` tokens of `sequence` in chunks -> the token that follows, if that is
         new."""
-        token: int | None = None
+        tokens = list[int]()
         if sequence.taken_over or sequence.kept:
             yield Piece("prefill", done=sequence.computed, total=total, cached=sequence.cached)
         self._pipeline.announce((sequence.request, sequence.ids[sequence.computed : total][: self._passes.chunk]))
         while sequence.computed < total and not sequence.cancelled:
             left = total - sequence.computed
             count = self._passes.next_count(sequence, left, self._passes.max_chunk(left))
-            [token], step = self._passes.run("prefill", (sequence, count), total=total)
+            [tokens], step = self._passes.run("prefill", (sequence, count), total=total)
             answer.count(step)
             if sequence.kept:
                 sequence.remember(self._kv.checkpoint(sequence.kv))
             yield Piece("prefill", done=sequence.computed, total=total, cached=sequence.cached, step=step)
-        return token
+        return tokens
 
     def _read_again(self, sequence: Sequence, answer: AnswerBuilder) -> Iterator[Piece]:
         """Lossy options were turned off: compute the KV cache of the text so far exactly, without the newest token,

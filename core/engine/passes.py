@@ -53,9 +53,10 @@ class Passes:
     @torch.inference_mode()
     def run(
         self, phase: Phase, *work: tuple[Sequence, int], total: int = 0, by_row: bool = False
-    ) -> tuple[list[int | None], StepRecord]:
+    ) -> tuple[list[list[int]], StepRecord]:
         """Compute the next tokens, so many of each sequence, in one forward pass; draw the token that follows where all
-        of a sequence's are computed. `total` = tokens of a prompt that is read in several passes; `by_row`
+        of a sequence's are computed, and those after it as far as they are the ones of its draft, which only a sequence
+        alone in its pass has. `total` = tokens of a prompt that is read in several passes; `by_row`
         as in Batch.
 
         When the device runs out of memory, some slots are freed and the pass is made once more. Raises DeviceFullError
@@ -91,12 +92,14 @@ class Passes:
         if not self._controller.make_room(self._parts):
             raise DeviceFullError(FULL.format(lack))
 
-    def _once(self, phase: Phase, work: Work, total: int, by_row: bool) -> tuple[list[int | None], StepRecord]:
+    def _once(self, phase: Phase, work: Work, total: int, by_row: bool) -> tuple[list[list[int]], StepRecord]:
         """One forward pass, as `run` describes it."""
         started_s, parts, device, asked = time.perf_counter(), self._parts, self._loaded.device, len(work)
         self._controller.apply(parts)
         if not self._controller.reserve_workspace(parts, sum(count for _, count in work) if phase == "prefill" else 0):
             work = _first(work, self.chunk)  # settings that came since do not leave the memory
+        if phase == "decode" and len(work) == 1:
+            parts.drafter.draft(work[0][0], self._drafts_allowed())
         parts.memory.ledger.begin()
         batch = Batch(phase, tuple([sequence.share(count) for sequence, count in work]), by_row)
         self._pipeline.begin(batch)
@@ -104,25 +107,29 @@ class Passes:
         ahead = [(sequence.request, sequence.ids[sequence.computed + n :][: self.chunk]) for sequence, n in work]
         self._pipeline.announce(*[one for one in ahead if one[1]])  # searched for while these ones are computed
         began_s = time.perf_counter()
+        keep = 1 + len(work[0][0].draft)
         logits = self._pipeline.forward(
-            batch, 1, _stop(work), self._progress(work, total) if phase == "prefill" else None
+            batch, keep, _stop(work), self._progress(work, total) if phase == "prefill" else None
         )
         if device.type == "cuda":
             torch.cuda.current_stream(device).synchronize()  # prefetches may go on
         model_s = time.perf_counter() - began_s
         draws_s = time.perf_counter()
         try:
-            tokens = [self._draw(sequence, row) for (sequence, _), row in zip(work, logits.split(1), strict=True)]
+            tokens = [self._draw(sequence, row) for (sequence, _), row in zip(work, logits.split(keep), strict=True)]
         except BaseException:
             for (sequence, _), start in zip(work, held, strict=True):
                 sequence.kv.abort_pass(start)
             raise
         drew_s = time.perf_counter()
-        follow = [(one, token) for (one, _), token in zip(work, tokens, strict=True) if token is not None]
-        self._pipeline.announce(*[(one.request, [token]) for one, token in follow if one.continues(token)])
+        first, refused = work[0][0], keep - len(tokens[0]) if keep > 1 else 0
+        if refused:
+            first.kv.memory.take_back(first.kv, refused)
+        follow = [(one, drawn) for (one, _), drawn in zip(work, tokens, strict=True) if drawn]
+        self._pipeline.announce(*[(one.request, drawn[-1:]) for one, drawn in follow if one.continues(drawn)])
         changes = self._controller.take_changes()
         used = parts.memory.ledger.passed(decoded=phase == "decode")
-        step = parts.recorder.end(started_s, model_s, used, parts.memory.ledger.budget_bytes, changes)
+        step = parts.recorder.end(started_s, model_s, used, parts.memory.ledger.budget_bytes, changes, keep - 1, refused)
         if not step.lossless:
             lossy_key = self._prefix_cache.lossy_key(self._controller.applied)
             for (sequence, _), start in zip(work, held, strict=True):
@@ -137,11 +144,21 @@ class Passes:
             parts.telemetry.catch_up()
         self._ended_s, self._requests = time.perf_counter(), requests
         step.spent(self._ended_s - started_s)
+        if phase == "decode" and len(work) == 1:
+            parts.drafter.passed(first, tokens[0], step)
+        first.draft = []
         if not parts.prediction.throttle.comparing:  # one after the other
             parts.host.throttle.note(step)
         if parts.recorder.enabled:
             parts.telemetry.add(step)
-        return [*tokens, *[None] * (asked - len(work))], step
+        return [*tokens, *[[] for _ in range(asked - len(work))]], step
+
+    def _drafts_allowed(self) -> bool:
+        """Whether a pass may verify guessed tokens: where nothing that is measured or recorded of it would be blurred
+        by them."""
+        prediction, lossy = self._parts.prediction, self._controller.applied.lossy
+        comparing = prediction.throttle.comparing or self._parts.host.throttle.comparing
+        return not (lossy.active or comparing or prediction.capture.captures)
 
     def _progress(self, work: Work, total: int) -> Callable[[int], None] | None:
         """Reports how far prompts are read when a pass over them reaches a layer; None where it is of no interest."""
@@ -153,14 +170,20 @@ class Passes:
 
         return reached if read else None
 
-    def _draw(self, sequence: Sequence, logits: torch.Tensor) -> int | None:
-        """The token that follows, from logits [1, V]; None while tokens of the sequence are left to compute."""
+    def _draw(self, sequence: Sequence, logits: torch.Tensor) -> list[int]:
+        """The token that follows, from logits [1 + d, V] of d drafted tokens, and those after it as long as they are
+        the drafted ones; none while tokens of the sequence are left to compute."""
         if sequence.computed < len(sequence.ids):
-            return None
+            return []
         lossy = self._controller.applied.lossy
         if lossy.active:
             sequence.sample.keep(sequence.drawn, logits[0], lossy.quality_rate)
-        return sequence.draw(sequence.ids, logits)
+        drawn = [sequence.draw(sequence.ids, logits[:1])]
+        for row, guess in enumerate(sequence.draft, 1):
+            if drawn[-1] != guess or guess in sequence.stop.ends:
+                break
+            drawn.append(sequence.draw(sequence.ids + drawn, logits[row : row + 1]))
+        return drawn
 
 
 def _stop(work: Work) -> Callable[[], bool]:

@@ -1,5 +1,6 @@
 """Samples the next token with transformers' logits processors; it has its own generator, so a seed gives one answer."""
 
+from collections import deque
 from collections.abc import Callable, Sequence
 
 import torch
@@ -90,12 +91,16 @@ LEAST = -9999.0  # stands for the logarithm of 0, which JSON cannot hold
 
 
 class Logprobs:
-    """A draw that draws as `draw` does, and keeps the log probability of that token beside those of the `top` likeliest
+    """A draw that draws as `draw` does, and keeps the log probability of each token beside those of the `top` likeliest
     ones: of the model's own distribution, before temperature and penalties."""
 
     def __init__(self, draw: Draw, tokenizer: PreTrainedTokenizerBase, top: int) -> None:
         self._draw, self._tokenizer, self._top = draw, tokenizer, top
-        self.last: TokenLogprob | None = None
+        self._kept = deque[TokenLogprob]()
+
+    def take(self) -> TokenLogprob:
+        """That of the first token drawn whose was not taken yet."""
+        return self._kept.popleft()
 
     def __call__(self, ids: Sequence[int], logits: torch.Tensor) -> int:
         """Ids so far and the last position's logits [1, V] -> the id of the next token."""
@@ -105,9 +110,11 @@ class Logprobs:
         found = torch.cat((likeliest.values, scores[token : token + 1]))
         # read back at once: ids below 2^24 are whole numbers in fp32
         ids, (*values, own) = torch.stack((nn.functional.pad(likeliest.indices, (0, 1)).float(), found)).tolist()
-        self.last = TokenLogprob(
-            self._tokenizer.decode([token]),
-            own,
-            tuple((self._tokenizer.decode([int(one)]), value) for one, value in zip(ids, values, strict=False)),
+        self._kept.append(
+            TokenLogprob(
+                self._tokenizer.decode([token]),
+                own,
+                tuple((self._tokenizer.decode([int(one)]), value) for one, value in zip(ids, values, strict=False)),
+            )
         )
         return token

@@ -5,6 +5,7 @@ from collections.abc import Callable, Set
 from dataclasses import InitVar, dataclass, field
 from typing import NamedTuple, Protocol
 
+from core.engine.draft_lookup import Lookup
 from core.engine.quality.sample import Sample
 from core.engine.sampler import Draw
 from core.runtime.batch import Share
@@ -53,6 +54,9 @@ class Sequence:
     ended: bool = field(init=False, default=False)  # an end token was drawn
     stopped: bool = field(init=False, default=False)  # a text was written before which it is to end
     kept: bool = False  # its KV is to be kept after the answer
+    draft: list[int] = field(init=False, default_factory=list)
+    """Guessed tokens that the next pass verifies: it computes them after the last of `ids`."""
+    lookup: Lookup = field(init=False, default_factory=Lookup)  # of what it has guesses from
     cached: int = field(init=False)  # tokens that the KV held from the beginning
     begun: StateCheckpoint | None = field(init=False)  # of the KV at the beginning
     reading: Callable[[Piece], None] | None = None  # gets how far its prompt is read, layer by layer
@@ -76,8 +80,8 @@ class Sequence:
         return self.prompt + self.stop.limit
 
     def share(self, count: int) -> Share:
-        """The part in a pass that computes the next `count` tokens."""
-        return Share(self.ids[self.computed : self.computed + count], self.kv, self.request)
+        """The part in a pass that computes the next `count` tokens, and the draft."""
+        return Share(self.ids[self.computed : self.computed + count] + self.draft, self.kv, self.request)
 
     def start_over(self, kv: SequenceKV) -> None:
         """Continue with an empty KV cache: what it held is to be computed again."""
@@ -106,6 +110,11 @@ class Sequence:
         """Where a request may continue from, if its KV cannot be cut."""
         return [one for one in (self.begun, *self.read) if one is not None]
 
+    def take_back(self) -> None:
+        """What the KV holds of tokens that were guessed, or drawn, and are not taken is not to be there."""
+        if self.computed > len(self.ids):
+            self.kv.memory.take_back(self.kv, self.computed - len(self.ids))
+
     # ------------------------------------------------------------------ the answer
 
     @property
@@ -120,9 +129,9 @@ class Sequence:
             self.ids.append(token)
         return not self.ended
 
-    def continues(self, token: int) -> bool:
-        """Whether a pass that computes `token`, just drawn and not taken yet, is to follow."""
-        return token not in self.stop.ends and self.drawn + 1 < self.stop.limit and not self.cancelled
+    def continues(self, tokens: list[int]) -> bool:
+        """Whether a pass that computes the last of `tokens`, just drawn and not taken yet, is to follow."""
+        return tokens[-1] not in self.stop.ends and self.drawn + len(tokens) < self.stop.limit and not self.cancelled
 
     @property
     def cancelled(self) -> bool:

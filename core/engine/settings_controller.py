@@ -14,6 +14,7 @@ from core.cache.expert_cache import ExpertCache
 from core.capacity.memory_accounting import Ledger
 from core.capacity.pieces import borrowed_slots, piece
 from core.capacity.sizes import PromptPiece, Sizes
+from core.engine.drafter import Drafter
 from core.engine.lossy_check import check_allowed, check_weighable, with_substitute
 from core.engine.prefix_cache import PrefixCache
 from core.errors import BudgetError, SettingError
@@ -73,6 +74,7 @@ class EngineParts:
     recorder: Recorder
     device_decode: DeviceDecode
     host: HostCompute
+    drafter: Drafter
 
 
 class SettingsController:
@@ -158,6 +160,7 @@ class SettingsController:
         if changed:
             to.prediction.throttle.restart()  # what these measured was of other settings
             to.host.throttle.restart()
+            to.drafter.gate.restart()
             to.prediction.predictor_host.answer_wait.restart()
         to.memory.prefix_cache.configure(old.kv, new.kv)
         if to.prediction.predictor_host.profile is not profile:
@@ -177,6 +180,7 @@ class SettingsController:
         if self.placed.pinned or self.placed is not before:
             to.memory.expert_cache.pin(self.placed.pinned)
         to.host.configure(old.misses, new.misses)
+        to.drafter.configure(old.drafts, new.drafts)
         to.device_decode.configure(old.link, new.link)
 
     def make_room(self, to: EngineParts) -> bool:
@@ -251,8 +255,9 @@ def begin(settings: Settings, to: EngineParts) -> None:
     to.prediction.throttle.say = lambda text: to.telemetry.mark(to.recorder.index, text)
     to.prediction.capture.shadows.configure(settings, to.prediction.predictor_host.profile)
     to.prediction.miss.configure(None, settings.lossy, to.prediction.predictor_host.profile)
-    to.device_decode.say = to.host.say = to.host.throttle.say = to.prediction.throttle.say
+    to.device_decode.say = to.drafter.say = to.host.say = to.host.throttle.say = to.prediction.throttle.say
     to.host.configure(None, settings.misses)
+    to.drafter.configure(None, settings.drafts)
     to.device_decode.configure(None, settings.link)
 
 

@@ -11,6 +11,7 @@ from core.capacity.free_memory import free_bytes
 from core.capacity.memory_accounting import Ledger
 from core.capacity.sizes import SHORT_CHUNK
 from core.engine.batch_trial import BatchTrial
+from core.engine.drafter import Drafter
 from core.engine.loading import LoadedModel, Progress, with_buddies
 from core.engine.pass_wiring import PassWiring, reference_passes, wire_passes, with_measured_workspace
 from core.engine.prefix_cache import PrefixCache
@@ -166,7 +167,8 @@ def _around(
             model, loaded.device, plan.context, lambda: memory.ledger.used() <= memory.ledger.budget_bytes
         ),
     )
-    parts = EngineParts(memory, prediction, Telemetry(shape), recorder, device_decode, host)
+    drafter = Drafter(recorder.counts_steps, min(loaded.sizes.chunk - 1, kv.revocable))
+    parts = EngineParts(memory, prediction, Telemetry(shape), recorder, device_decode, host, drafter)
     begin(plan.spec.settings, parts)
     return Wiring(
         loaded,

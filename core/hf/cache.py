@@ -70,6 +70,10 @@ class ReservedStates(Reserved, LinearAttentionLayer):
         super().clear()
         LinearAttentionLayer.reset(self)
 
+    @property
+    def revocable(self) -> int:
+        return 0
+
     def cuttable(self, length: int) -> bool:
         return False
 

@@ -80,6 +80,12 @@ class Reserved:
     def grow(self, count: int) -> None:
         """A pass by address, or with `fixed`, has written `count` more positions."""
 
+    @property
+    def revocable(self) -> int:
+        """How many of the last positions that passes by address have written can be taken back, and nothing that is
+        read later is lost."""
+        return 0
+
     def held(self) -> Held:
         """Where the memory is that such passes use, while it is allocated."""
         return Held(0, ())
@@ -127,6 +133,7 @@ class ReservedLayer(Reserved, DynamicLayer):
 
     def _reserve(self, context: int) -> None:
         super()._reserve(context)
+        self._context = context
         self._rooms = ReservedTensor(context, 2, self.allocated), ReservedTensor(context, 2, self.allocated)
         self.is_initialized = False
 
@@ -138,6 +145,10 @@ class ReservedLayer(Reserved, DynamicLayer):
         keys, values = (torch.empty(1, heads, 0, width, dtype=dtype) for (heads, width), dtype in parts)
         if self._rooms[0].memory is None:
             self.update(keys, values)
+
+    @property
+    def revocable(self) -> int:
+        return self._context
 
     def lengthen(self, count: int, draw: torch.Generator) -> None:
         super().lengthen(count, draw)

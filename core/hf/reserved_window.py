@@ -43,6 +43,10 @@ class ReservedWindow(Reserved, DynamicSlidingWindowLayer):
             self.update(keys, values)
         self._by_address = True
 
+    @property
+    def revocable(self) -> int:
+        return self.window - self.sliding_window
+
     def grow(self, count: int) -> None:
         super().grow(count)
         self.cumulative_length += count

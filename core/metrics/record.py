@@ -85,7 +85,7 @@ class StepRecord:
 
     index: int  # counts forward passes since the model was loaded
     phase: Phase
-    tokens: int = field(metadata=metric("tokens", "Positions computed in the pass."))
+    tokens: int = field(metadata=metric("tokens", "Positions computed in the pass, without guessed tokens that were wrong."))
     started_s: float = field(
         metadata=metric(
             "s", "When it began: seconds since the model was loaded.", frame=True, column="start_s", level=True
@@ -171,6 +171,23 @@ class StepRecord:
             "ms",
             "From the end of the pass before to the begin of this one, where both are of one answer, in milliseconds: "
             "the token's text, what ends an answer, and whatever takes the token. Not in total.",
+        ),
+    )
+    drafted: int = field(
+        default=0,
+        metadata=metric("tokens", "Guessed tokens that the pass verified beside the next one.", reduce="sum"),
+    )
+    accepted: int = field(
+        default=0,
+        metadata=metric("tokens", "Of these, the ones that were right, and that the answer has.", reduce="sum"),
+    )
+    draft_saved_ms: float = field(
+        default=0.0,
+        metadata=metric(
+            "ms",
+            "What guessing saved, in milliseconds: what the tokens that the pass has written would have taken one by "
+            "one, by the latest passes without guesses, less what it took.",
+            reduce="sum",
         ),
     )
     prefetch_issued: int = field(default=0, metadata=metric("experts", "Experts whose prefetch was begun."))

@@ -184,6 +184,18 @@ class KVCache:
         self._written = 0
         kv.length += count
 
+    @property
+    def revocable(self) -> int:
+        """How many of the last positions that such passes have written can be taken back."""
+        return min([layer.revocable for layer in self._reserved], default=0)
+
+    def take_back(self, kv: SequenceKV, count: int) -> None:
+        """The last `count` positions that such a pass has written for the holder are no tokens: at most `revocable`,
+        and before anything else is asked of the memory."""
+        assert kv is self.holder and count <= self._behind
+        self._behind -= count
+        kv.length -= count
+
     def release(self) -> None:
         """Give the memory up for good, when the model is unloaded: its holder loses its KV."""
         if self.holder is not None:

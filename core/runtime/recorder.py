@@ -72,10 +72,12 @@ class LazyStepRecord(StepRecord):
     that work out of the pass. Two threads that read at once make equal values. The recorder sets the others, or they
     have their default."""
 
-    __slots__ = ("_raw",)
+    __slots__ = ("_computed", "_raw")
 
-    def __init__(self, raw: RawStep, phase: Phase, tokens: int) -> None:
+    def __init__(self, raw: RawStep, phase: Phase, tokens: int, computed: int) -> None:
+        """`tokens`: of the `computed` ones, those that are kept, which come first."""
         self._raw: RawStep | None = raw
+        self._computed = computed
         self.phase, self.tokens, self.idle_ms, self.lossy = phase, tokens, 0.0, None
 
     def __getattr__(self, name: str) -> Any:
@@ -93,7 +95,7 @@ class LazyStepRecord(StepRecord):
             setattr(self, name, count)
         shape, layers, chosen = raw.shape, np.array(raw.layers, np.int16), np.frombuffer(raw.chosen, np.int16)
         whole = len(layers) == shape.layers
-        self.ids = (chosen if whole else chosen[:0]).reshape(-1, self.tokens, shape.top_k)
+        self.ids = (chosen if whole else chosen[:0]).reshape(-1, self._computed, shape.top_k)[:, : self.tokens]
         if raw.requests is None:
             self.layer, self.expert = np.repeat(layers, shape.top_k), chosen
             self.outcome = np.zeros(len(chosen), np.uint8)  # Outcome.HIT of each
@@ -186,16 +188,24 @@ class Recorder:
         device_bytes: int,
         budget_bytes: int,
         changes: dict[str, object],
+        drafted: int = 0,
+        refused: int = 0,
     ) -> StepRecord:
-        """End the pass. `model_s` = the forward call, waits for copies included. What remains is the caller's: `spent`
-        adds the time after it, and `exact` follows from the KV of its sequences."""
+        """End the pass. `model_s` = the forward call, waits for copies included. Of its tokens, `drafted` were guessed,
+        and the last `refused` of those are not kept. What remains is the caller's: `spent` adds the time after it, and
+        `exact` follows from the KV of its sequences."""
         assert self._batch is not None, "no pass has begun"
         cost, rows, self._begun_s = self._prefetch_cost, self._batch.rows, 0.0
+        computed = sum([count for _, count in rows])
+        if drafted:
+            rows = ((rows[0][0], computed - refused),)
         counts, finished = self._expert_cache.take_counts(), self._transfers.take_finished()
         stalled_s, late_s = self._transfers.device_stall_s()
         stall_s = min(self.stall_s + stalled_s, model_s)
         raw = flattened(self._shape, counts, self._copies(finished) if finished else (), self._ran)
-        record = LazyStepRecord(raw, self._batch.phase, sum([count for _, count in rows]))
+        record = LazyStepRecord(raw, self._batch.phase, computed - refused, computed)
+        if drafted:
+            record.drafted, record.accepted = drafted, drafted - refused
         record.index, record.rows, record.changes = self._index, rows, changes
         record.started_s, record.total_ms = started_s - self.born_s, model_s * 1e3
         record.compute_ms, record.stall_ms = (model_s - stall_s) * 1e3, stall_s * 1e3

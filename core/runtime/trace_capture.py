@@ -43,6 +43,11 @@ class TraceCapture:
         self._probs.clear()
 
     @property
+    def captures(self) -> bool:
+        """Whether step records contain anything of it."""
+        return self.watches_routers or self.names or self._tokens is not None or self.shadows.on
+
+    @property
     def watches_routers(self) -> bool:
         """Whether the routers' distributions are captured."""
         return self._watch is not None

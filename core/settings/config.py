@@ -12,6 +12,7 @@ from dataclasses import replace
 from typing import TypeVar
 
 from core.settings.cache import CacheSettings
+from core.settings.drafts import DraftSettings
 from core.settings.kv import KVSettings
 from core.settings.link import LinkSettings
 from core.settings.lossy import LossySettings
@@ -27,6 +28,7 @@ GROUPS: tuple[type[Group], ...] = (
     CacheSettings,
     PrefetchSettings,
     MissSettings,
+    DraftSettings,
     LinkSettings,
     KVSettings,
     TelemetrySettings,
@@ -67,6 +69,7 @@ class Settings(Mapping[str, Value]):
         self.cache = self._group(CacheSettings)
         self.prefetch = self._group(PrefetchSettings)
         self.misses = self._group(MissSettings)
+        self.drafts = self._group(DraftSettings)
         self.link = self._group(LinkSettings)
         self.kv = self._group(KVSettings)
         self.telemetry = self._group(TelemetrySettings)

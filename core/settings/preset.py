@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 
 from core.settings.cache import CacheSettings
 from core.settings.config import KINDS, Settings, general, params
+from core.settings.drafts import DraftSettings
 from core.settings.lossy import LossySettings
 from core.settings.misses import MissSettings
 from core.settings.param import Value
@@ -16,7 +17,7 @@ CALIBRATED = f"{COMMAND} calibrate --preset {{}} trains what it needs as the pap
 NEEDS_BLOCKS = "Needs a model loaded with several blocks per expert."
 _GOVERNED = tuple(
     name
-    for name in general(CacheSettings, PrefetchSettings, MissSettings, LossySettings)
+    for name in general(CacheSettings, PrefetchSettings, MissSettings, DraftSettings, LossySettings)
     if name not in ("budget", "pins", "host_threads", "quality_rate")
 )
 

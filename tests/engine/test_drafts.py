@@ -1,0 +1,322 @@
+"""Guessed tokens are verified several in a pass: answers are the ones without, token by token and bit for bit, and what
+is recorded counts only what was kept."""
+
+from __future__ import annotations
+
+import random
+import threading
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from core.engine import Engine
+from core.engine.batch_request import BatchRequest
+from core.engine.draft_gate import CREDIT, LEAST, LOSS, MOST, DraftGate
+from core.engine.draft_lookup import LONGEST, PLACES, SHORTEST, Lookup
+from core.settings.sampling import Sampling
+from core.system.native.compile import widths
+from core.types import AnswerStats, Ids, StepRecord
+from tests.checkpoints import make_checkpoint
+from tests.loaded import loaded
+from tests.selection import layered
+from tests.tiny_tokenizer import save_tokenizer
+
+pytestmark = pytest.mark.skipif(not widths(), reason="no kernels for this CPU")
+TOKENS = 60
+PROMPT = "The cat sat on the mat. The dog sat on the mat. The cat sat on the mat. The dog"
+KINDS: dict[str, dict[str, Any]] = {"qwen3_moe": {}, "gpt_oss": {}, "deepseek_v3": {}, "mixtral": {}}
+
+
+def engine_of(arch: str, path: Path, **settings: object) -> Any:
+    model = save_tokenizer(make_checkpoint(arch, path, **KINDS.get(arch, {})))
+    how: dict[str, Any] = dict(arithmetic="fast", context=256, sequences=3)
+    return loaded(model, {"budget": "50%", **settings}, **how)
+
+
+@pytest.fixture(scope="module")
+def drafting() -> Iterator[Engine]:
+    how: dict[str, Any] = dict(arithmetic="fast", context=256, sequences=3)
+    with loaded("demo", {"budget": "50%", "link": "own"}, **how) as engine:
+        yield engine
+
+
+@pytest.fixture
+def engine(drafting: Engine) -> Iterator[Engine]:
+    yield drafting
+    drafting.parts.drafter.gate.fixed = None
+    drafting.change({"drafts": "off"})
+
+
+def guessing(engine: Engine, count: int | None) -> None:
+    """As many tokens always, or as the gate says, or None: none at all."""
+    engine.change({"drafts": "off" if count is None else "lookup"})
+    engine.parts.drafter.gate.fixed = count or None
+
+
+class Answer:
+    """An answer with the logits that each of its tokens was drawn from."""
+
+    def __init__(self, engine: Engine, sampling: Sampling, prompt: str | Ids = PROMPT, **how: Any) -> None:
+        self.tokens, self.steps, self.text, self.logprobs = list[int](), list[StepRecord](), "", list[object]()
+        for piece in engine.generate(prompt, sampling, **how):
+            if piece.token is not None:
+                self.tokens.append(piece.token)
+                self.logprobs.append(piece.logprob)
+            if piece.step is not None:
+                self.steps.append(piece.step)
+            self.text += piece.text
+            if piece.stats is not None:
+                self.stats: AnswerStats = piece.stats
+        self.decode = [step for step in self.steps if step.phase == "decode"]
+
+
+def bits(engine: Engine) -> tuple[list[int], torch.Tensor]:
+    """A greedy answer, and the logits of each of its tokens."""
+    seen = list[torch.Tensor]()
+
+    def draw(ids: Sequence[int], given: torch.Tensor) -> int:
+        seen.append(given[0].clone())
+        return int(given[0].argmax())
+
+    return Answer(engine, Sampling(max_new_tokens=TOKENS), draw=draw).tokens, torch.stack(seen)
+
+
+@pytest.mark.parametrize("arch", layered(list(KINDS), quick=lambda arch: arch in ("qwen3_moe", "gpt_oss")))
+def test_no_bit_depends_on_drafts(arch: str, tmp_path: Path) -> None:
+    """Also past a window, whose memory the refused tokens were written to as well."""
+    with engine_of(arch, tmp_path) as engine:
+        wanted, logits = bits(engine)
+        for count in (1, 3, 8):
+            guessing(engine, count)
+            tokens, found = bits(engine)
+            assert tokens == wanted
+            assert torch.equal(found, logits)
+            assert Answer(engine, Sampling(max_new_tokens=TOKENS)).stats.more["accepted"] > 0
+
+
+@pytest.mark.parametrize("arch", layered(["qwen3_moe", "gpt_oss", "deepseek_v3"], quick=lambda arch: False))
+def test_a_thousand_answers(arch: str, tmp_path: Path) -> None:
+    draw, guessed = random.Random(7), 0
+    with engine_of(arch, tmp_path) as engine:
+        size = engine.model.config.vocab_size
+        for number in range(334):
+            some = [draw.randrange(size) for _ in range(draw.randrange(2, 12))]
+            prompt = Ids((some * 9)[: draw.randrange(8, 70)])
+            how = Sampling(max_new_tokens=40, temperature=draw.choice([0.0, 0.8]), seed=number)
+            guessing(engine, None)
+            wanted = Answer(engine, how, prompt)
+            guessing(engine, draw.choice([0, 1, 2, 5, 8]))
+            found = Answer(engine, how, prompt)
+            assert found.tokens == wanted.tokens
+            guessed += found.stats.more["drafted"]
+    assert guessed > 1000
+
+
+@pytest.mark.parametrize("count", [2, 8])
+@pytest.mark.parametrize(
+    "how",
+    [
+        {"temperature": 0.0},
+        {"temperature": 0.5, "seed": 11},
+        {"temperature": 0.4, "seed": 3, "top_p": 0.9, "repetition_penalty": 1.05, "frequency_penalty": 0.1},
+        {"temperature": 0.0, "logprobs": 2},
+    ],
+)
+def test_draws_are_those_without(engine: Engine, how: dict[str, Any], count: int) -> None:
+    sampling = Sampling(max_new_tokens=TOKENS, **how)
+    wanted = Answer(engine, sampling)
+    guessing(engine, count)
+    found = Answer(engine, sampling)
+    assert (found.tokens, found.text, found.logprobs) == (wanted.tokens, wanted.text, wanted.logprobs)
+    assert found.stats.more["drafted"] > 0
+    assert len(found.tokens) == TOKENS
+
+
+def test_what_is_counted_is_what_was_kept(engine: Engine) -> None:
+    wanted = Answer(engine, Sampling(max_new_tokens=TOKENS))
+    guessing(engine, 4)
+    found = Answer(engine, Sampling(max_new_tokens=TOKENS))
+    drafted = [step for step in found.decode if step.drafted]
+    assert any(step.accepted for step in drafted)
+    assert any(step.accepted < step.drafted for step in drafted)
+    assert all(step.tokens == 1 + step.accepted == step.rows[0][1] for step in found.decode)
+    assert sum(step.tokens for step in found.decode) == TOKENS - 1 == len(wanted.decode)
+    routed = [torch.as_tensor(step.ids) for step in found.decode]
+    assert torch.equal(torch.cat(routed, 1), torch.cat([torch.as_tensor(step.ids) for step in wanted.decode], 1))
+    assert len({step.index for step in found.steps}) == len(found.steps)  # each is sent once
+    spent = sum(step.total_ms for step in found.decode)
+    assert found.stats.tpot_ms == pytest.approx(spent / (TOKENS - 1))
+    assert found.stats.more["accepted"] == sum(step.accepted for step in drafted)
+
+
+def test_it_ends_where_it_would(engine: Engine) -> None:
+    """At a text within the tokens of a pass, or a limit, and the KV cache goes on from there."""
+    whole = Answer(engine, Sampling(max_new_tokens=TOKENS))
+    guessing(engine, 8)
+    for cut in range(len(whole.text) // 3, len(whole.text) - 3, 7):
+        stop = whole.text[cut : cut + 3]
+        guessing(engine, None)
+        wanted = Answer(engine, Sampling(max_new_tokens=TOKENS, stop=(stop,)), reuse=True)
+        engine.parts.memory.prefix_cache.clear()
+        guessing(engine, 8)
+        found = Answer(engine, Sampling(max_new_tokens=TOKENS, stop=(stop,)), reuse=True)
+        assert (found.text, found.tokens, found.stats.reason) == (wanted.text, wanted.tokens, wanted.stats.reason)
+        longer = Ids([*engine.prompt.encode(PROMPT, 256), *found.tokens, 5, 6])
+        after = Answer(engine, Sampling(max_new_tokens=9), longer, reuse=True)
+        assert after.stats.cached_tokens > 0
+        engine.parts.memory.prefix_cache.clear()
+        guessing(engine, None)
+        assert after.tokens == Answer(engine, Sampling(max_new_tokens=9), longer).tokens
+    for most in (1, 2, 3):
+        guessing(engine, 8)
+        assert Answer(engine, Sampling(max_new_tokens=most)).tokens == whole.tokens[:most]
+
+
+def test_a_cancelled_answer_keeps_what_was_said(engine: Engine) -> None:
+    guessing(engine, 8)
+    whole = Answer(engine, Sampling(max_new_tokens=TOKENS))
+    for at in range(1, 24):
+        cancel, said = threading.Event(), list[int]()
+        for piece in engine.generate(PROMPT, Sampling(max_new_tokens=TOKENS), cancel, reuse=True):
+            if piece.token is not None:
+                said.append(piece.token)
+                if len(said) == at:
+                    cancel.set()
+        assert said == whole.tokens[:at]
+        closed = engine.generate(PROMPT, Sampling(max_new_tokens=TOKENS), reuse=True)
+        for piece in closed:
+            if piece.token is not None:
+                break
+        closed.close()  # type: ignore[attr-defined]
+    assert Answer(engine, Sampling(max_new_tokens=TOKENS), reuse=True).tokens == whole.tokens
+
+
+def test_changes_in_the_middle(engine: Engine) -> None:
+    wanted, draw = bits(engine), random.Random(3)
+    for _ in range(6):
+        seen = list[torch.Tensor]()
+
+        def drawn(_: Sequence[int], given: torch.Tensor, seen: list[torch.Tensor] = seen) -> int:
+            seen.append(given[0].clone())
+            return int(given[0].argmax())
+
+        for piece in engine.generate(PROMPT, Sampling(max_new_tokens=TOKENS), draw=drawn):
+            if piece.token is not None and draw.random() < 0.3:
+                guessing(engine, draw.choice([None, 0, 1, 4, 8]))
+                engine.change(
+                    {"budget": draw.choice(["50%", "60%", "100%"]), "predictor": draw.choice(["none", "gate"])}
+                )
+        assert torch.equal(torch.stack(seen), wanted[1])
+        engine.expert_cache.check_integrity()
+    engine.change({"budget": "50%", "predictor": "none"})
+
+
+@pytest.mark.parametrize("several", [1, 3])
+def test_in_batches(engine: Engine, several: int) -> None:
+    """A sequence alone in its passes verifies guesses; together with others it does not."""
+    sampling, cancel = Sampling(max_new_tokens=TOKENS), threading.Event()
+    wanted = Answer(engine, sampling)
+    guessing(engine, 4)
+    asked = [BatchRequest(n, PROMPT, sampling) for n in range(several)]
+    said: dict[object, list[int]] = {n: [] for n in range(several)}
+    drafted = dict[int, int]()
+    for one in engine.batching.run(iter(asked), several, cancel):
+        assert not one.error
+        if one.piece is not None and one.piece.token is not None:
+            said[one.key].append(one.piece.token)
+        if one.piece is not None and one.piece.step is not None:
+            drafted[one.piece.step.index] = one.piece.step.drafted
+    assert all(tokens == wanted.tokens for tokens in said.values())
+    assert bool(sum(drafted.values())) == (several == 1)
+
+
+def test_where_it_would_blur_what_is_recorded_it_rests(engine: Engine) -> None:
+    guessing(engine, 4)
+    sampling = Sampling(max_new_tokens=12)
+    engine.keep(probs=False, ranks=False, tokens=True)
+    try:
+        assert not Answer(engine, sampling).stats.more["drafted"]
+    finally:
+        engine.keep(probs=False, ranks=False, tokens=False)
+    engine.change({"miss": "drop"})
+    assert not Answer(engine, sampling).stats.more["drafted"]
+    engine.change({"miss": "wait"})
+    assert Answer(engine, Sampling(max_new_tokens=TOKENS)).stats.more["drafted"]
+
+
+@pytest.mark.parametrize(
+    ("arch", "arithmetic", "why"), [("qwen3_next", "fast", "states"), ("mixtral", "reference", "fast arithmetic")]
+)
+def test_where_it_cannot_it_says_why(arch: str, arithmetic: str, why: str, tmp_path: Path) -> None:
+    model = save_tokenizer(make_checkpoint(arch, tmp_path))
+    with loaded(model, {"budget": "50%"}, arithmetic=arithmetic, context=128) as engine:
+        guessing(engine, 4)
+        assert not Answer(engine, Sampling(max_new_tokens=9)).stats.more["drafted"]
+        assert any("drafts lookup is not used" in text and why in text for _, text in engine.frame().marks)
+
+
+# ---------------------------------------------------------------------- guesses
+
+
+@given(st.lists(st.integers(0, 3), max_size=60), st.integers(0, 9), st.integers(1, 5))
+def test_a_guess_is_what_followed_the_longest_match(ids: list[int], most: int, step: int) -> None:
+    lookup = Lookup()
+    for end in [*range(0, len(ids), step), len(ids)]:
+        found = lookup.guess(ids[:end], most)
+    places = [at for at in range(SHORTEST, len(ids)) if ids[at - SHORTEST : at] == ids[-SHORTEST:]][-PLACES:]
+
+    def same(at: int) -> int:
+        return next((n for n in range(min(at, LONGEST)) if ids[at - 1 - n] != ids[-1 - n]), min(at, LONGEST))
+
+    if not places or not most:
+        assert found is None
+        return
+    assert found is not None
+    best = max(same(at) for at in places)
+    assert found.matched == best
+    at, known = max(at for at in places if same(at) == best), list(ids)
+    while len(known) < at + most:
+        known.append(known[at + len(known) - len(ids)])
+    assert found.tokens == known[at : at + most]
+
+
+def simulated(gate: DraftGate, share: float, took: Sequence[float], tokens: int, seed: int = 0) -> tuple[float, int]:
+    """Write so many tokens, of each of which a guess is right with probability `share`; a pass of n rows takes
+    `took[n - 1]` ms, more or less -> its time, and the tokens."""
+    draw, spent, written = random.Random(seed), 0.0, 0
+    while written < tokens:
+        count = gate.choose(40, 8)
+        right = next((n for n in range(count) if draw.random() >= share), count)
+        ms = took[count] * draw.uniform(0.7, 1.3)
+        gate.judged(40, right if count else int(draw.random() < share), min(count, right + 1) or 1)
+        gate.took(count, right, ms)
+        spent, written = spent + ms, written + 1 + right
+    return spent, written
+
+
+@pytest.mark.parametrize("slope", [0.02, 0.2, 0.5, 0.9, 1.3])
+@pytest.mark.parametrize("share", [0.0, 0.2, 0.5, 0.8, 0.95])
+def test_the_gate_is_never_much_slower_and_near_the_best(share: float, slope: float) -> None:
+    took = [10.0 * (1 + slope * extra) for extra in range(9)]
+    expected = [sum(share**n for n in range(count + 1)) / took[count] for count in range(9)]
+    speeds = []
+    for seed in range(5):
+        spent, written = simulated(DraftGate(), share, took, 2000, seed)
+        speeds.append(written / spent)
+    speed = sorted(speeds)[2]
+    assert speed >= 0.97 / 10.0
+    assert speed >= 0.88 * max(expected)
+
+
+def test_what_trials_may_cost_is_bounded() -> None:
+    """A gate that knows nothing tries no more than its credit, and what it takes back is a share of the time."""
+    gate, took = DraftGate(), [10.0, *[1000.0] * 8]
+    spent, written = simulated(gate, 0.9, took, 400)
+    assert spent <= 13.0 * written * (1 + LOSS) + 1300.0 + CREDIT * 13.0
+    assert LEAST > 1
+    assert MOST > CREDIT

@@ -32,6 +32,7 @@ SUITES = {  # name -> folder, options
     "dispatch": ("speed", "rounds tokens small"),
     "busy": ("speed", "model budget rounds tokens small"),
     "host": ("speed", "model budget rounds tokens small"),
+    "speculation": ("speed", "model budgets rounds tokens keep small"),
     "share": ("speed", "model budget rounds tokens small"),
 }
 GONE = {  # names of before -> what to do instead

@@ -272,7 +272,7 @@ class ChatSession:
             self.sampling = Sampling.checked(**self.sampling.settings | {name: checked})
         else:
             named = self.trace is not None and (self.trace.predictor is not None or self.trace.beside)
-            if named and name.startswith(("predictor", "record_lab")):
+            if named and name.startswith(("predictor", "telemetry")):
                 raise MoestroError(
                     "The prefetcher's predictions are being recorded, so it cannot be changed. Restart with "
                     "another prefetcher and another file."

@@ -118,7 +118,7 @@ class Bench:
         kept = KeptRows(file, of)
         self.run.say(f"{len(kept.rows)} measurements are there already")
         link = dict(kept.note("link", self.link, anew=not kept.rows))
-        base = engine.settings.with_({**BASE, **link, "predictor": "none", "telemetry": True})
+        base = engine.settings.with_({**BASE, **link, "predictor": "none", "telemetry": "on"})
         engine.change(dict(base))
 
         def answers() -> Workload:

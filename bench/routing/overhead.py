@@ -29,7 +29,7 @@ from core.settings.sampling import Sampling
 LIMIT = READ // 10  # tokens of the profile
 GOAL = 0.05  # for the time added beyond the subject's own, as a share of a token without it
 FIGURES = ("total_ms", "compute_ms", "stall_ms", "predict_ms", "record_ms")
-OFF: dict[str, Value] = {"predictor": "none", "record_lab": False}
+OFF: dict[str, Value] = {"predictor": "none", "telemetry": "on"}
 LIVE = "live comparison of policies"
 BEGIN, READY_S = 64, 30.0  # tokens that start the comparison before it is measured; seconds that it may take
 
@@ -59,7 +59,7 @@ def measure(run: Run, model: str = "demo", rounds: int = 7, tokens: int = 128) -
 def subjects() -> dict[str, dict[str, Value]]:
     """Every predictor that makes predictions, and recording for the lab without one: name -> settings."""
     looking = [v.name for v in variants("predictor") if getattr(v.make, "looks", True)]
-    return {**{name: {"predictor": name} for name in looking}, "record_lab": {"record_lab": True}}
+    return {**{name: {"predictor": name} for name in looking}, "lab": {"telemetry": "lab"}}
 
 
 @contextmanager

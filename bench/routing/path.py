@@ -63,7 +63,7 @@ def measure(run: Run, model: str = "demo", minutes: int = 15, tokens: int = 512)
     save(profile, files.profile)
     run.say(f"the profile with the network is {files.profile}")
     asked = [engine.prompt.tokens(question_of(text)) for text in held_out[: 8 if run.small else JUDGED]]
-    engine.change({"predictor": "none", "telemetry": True})
+    engine.change({"predictor": "none", "telemetry": "on"})
     sizes = SIZES[:2] if run.small else SIZES
     found = {str(size): accuracies(engine, asked, ANSWER, size) for size in sizes}
     shape, in_engine = engine.shape, dict[str, list[float]]()

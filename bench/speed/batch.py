@@ -154,7 +154,7 @@ def measure(run: Run, model: str = "demo", rounds: int = 5, tokens: int = 32) ->
     sizes, path = SIZES[:2] if run.small else SIZES, model_of(run, model)
     pack = str(pack_of(run, path, "whole1"))
     load: dict[str, Any] = {"context": PROMPT + tokens + 16, "sequences": max(sizes), "endless": True}
-    everything = {**PLAIN, "budget": "all", "link": "own", "telemetry": True}
+    everything = {**PLAIN, "budget": "all", "link": "own", "telemetry": "on"}
     with (
         run.loaded(path, everything, host="auto", **load) as linked,
         run.loaded(pack, everything, host="none", **load) as disk,

@@ -30,8 +30,8 @@ from core.types import StepRecord
 
 EVERYTHING = {**RESIDENT, "eviction": "lru", "predictor": "none"}
 OURS: dict[str, dict[str, object]] = {
-    "resident": {**EVERYTHING, "telemetry": True},
-    "telemetry_off": {**EVERYTHING, "telemetry": False},
+    "resident": {**EVERYTHING, "telemetry": "on"},
+    "telemetry_off": {**EVERYTHING, "telemetry": "off"},
 }
 LINKED = {
     "ondemand": {"eviction": "none", "predictor": "none"},
@@ -78,7 +78,7 @@ def measure(
                 return Passes(plain.decode(ids, tokens, implementation, threads))
             finally:
                 torch.set_num_threads(most)
-        engine.change(OURS[name] if name in OURS else {**LINKED[name], "budget": budget, "telemetry": True, **link})
+        engine.change(OURS[name] if name in OURS else {**LINKED[name], "budget": budget, "telemetry": "on", **link})
         steps = decode_steps(engine, tokens)
         if name == "resident":
             layer_ms = median(step.total_ms for step in steps) / engine.shape.layers

@@ -34,7 +34,7 @@ from core.settings.presets import SPECULATIVE, preset
 LINKS = {"slow": 2.0, "usual": 1.0, "fast": 0.5}  # times the copy that a layer of the reference machine waits for
 DISK = "disk"
 READ = 4000  # tokens that calibration reads
-BASE = {"telemetry": True, "scope": "layer", "bypass": False, "pins": ""}
+BASE = {"telemetry": "on", "scope": "layer", "bypass": False, "pins": ""}
 PLAIN: dict[str, dict[str, object]] = {
     "lru": {"eviction": "lru", "predictor": "none"},
     "lru_gate": {"eviction": "lru", "predictor": "gate"},

@@ -9,12 +9,12 @@ KEPT = 16  # of the latest passes of each width
 PLAIN = 16  # passes with guesses, after which one without shows what a token takes now
 REST = 512  # passes, after which what those of other rows took is forgotten, and may be tried again
 LEAST = 1.03  # times the tokens a second without, or nothing is guessed
-LOSS = 0.02  # of the time of decoding, which trials may cost
-CREDIT, MOST = 2.0, 8.0  # tokens' time: what trials may cost at first, and what is put by at most
+LOSS = 0.01  # of the time of decoding, which trials may cost
+CREDIT, MOST = 1.0, 2.0  # tokens' time: what trials may cost at first, and what is put by at most
 SLOPE = 0.3  # of a token's time that each further row takes, before any was measured
 STRENGTH = 2.0  # guessed tokens that a prior counts as
 WEIGHT = 0.98  # of what was seen before, with each pass
-GROUPS = ((4, 0.4), (8, 0.6), (16, 0.75), (1 << 30, 0.85))  # tokens that matched, and the share accepted before any
+GROUPS = ((4, 0.15), (8, 0.4), (16, 0.7), (1 << 30, 0.85))  # tokens that matched, and the share accepted before any
 
 
 class DraftGate:
@@ -43,11 +43,11 @@ class DraftGate:
         if plain is None or self._credit_ms is None or self._passes - self._latest[1] >= PLAIN:
             return 0
         right, judged = self._held[_group(matched)]
-        expected, best, chosen = 1.0, LEAST / plain, 0
-        for count, share in enumerate(accumulate(repeat(right / judged, offered), mul), 1):
+        risk, expected, best, chosen = 1 - right / judged, 1.0, LEAST / plain, 0
+        for count, share in enumerate(accumulate(repeat(1 - risk, offered), mul), 1):
             expected += share  # that all of so many are right
             took = self._expected_ms(count + 1, plain)
-            if expected / took > best and took - plain <= self._credit_ms:
+            if expected / took > best and risk * (took - plain) <= self._credit_ms:
                 best, chosen = expected / took, count
         return chosen
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Mapping
 from difflib import get_close_matches
-from typing import TypeVar
+from typing import TypeVar, cast
 
 from core.errors import SettingError
 from core.settings.param import Value
@@ -20,6 +20,7 @@ GONE = (  # names that are left out
     "borrow",
     "norms",
     "regret_tokens",
+    "record_lab",
     "eviction.lfu.half_life",
     "eviction.lfru.half_life",
     "predictor.recent.tokens",
@@ -29,6 +30,7 @@ GONE = (  # names that are left out
     "substitute.buddy.unique",
 )
 
+TELEMETRY = {"True": "on", "False": "off"}
 BUDDY_LENGTHS = ("substitute.buddy.k_max", "substitute.buddy.search_rank")
 
 
@@ -47,6 +49,9 @@ def migrated(values: Mapping[str, V]) -> dict[str, V]:
     lengths = [values[name] for name in BUDDY_LENGTHS if str(values.get(name)).isdigit()]
     if len(lengths) > 1:  # only so many of a list were searched
         found[BUDDY_LENGTHS[0]] = min(lengths, key=int)
+    if str(found.get("telemetry")) in TELEMETRY:  # it was a yes or no beside another one
+        lab = str(found["telemetry"]) == "True" and str(values.get("record_lab")) == "True"
+        found["telemetry"] = cast(V, "lab" if lab else TELEMETRY[str(found["telemetry"])])
     if str(values.get("substitute.buddy.unique")) == "True":  # the discount had no effect
         found.pop("substitute.buddy.discount", None)
     return found

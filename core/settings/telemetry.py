@@ -1,7 +1,7 @@
 """Settings of what is measured while the model runs."""
 
 from dataclasses import dataclass
-from typing import Annotated, ClassVar
+from typing import Annotated, ClassVar, Literal
 
 from core.settings.param import Param
 
@@ -12,28 +12,19 @@ class TelemetrySettings:
 
     TITLE: ClassVar[str] = "Measuring"
 
-    enabled: Annotated[
-        bool,
+    recorded: Annotated[
+        Literal["off", "on", "lab"],
         Param(
-            "Record timings and counters of every token. Off only to measure their cost.",
+            "on: record timings and counters of every token. off: do not, only to measure what that costs. lab: also "
+            "ask every prefetcher that recorded routing alone cannot replay, beside the one in use, and record what "
+            "each would have fetched, so that the predictor lab can test all of them on one session. Answers stay the "
+            "same and nothing more is fetched, but tokens take longer: by record_ms in the exports.",
             title="Telemetry",
             name="telemetry",
             advanced=True,
             resets_comparison=False,
         ),
-    ] = True
-    record_lab: Annotated[
-        bool,
-        Param(
-            "Ask every prefetcher that recorded routing alone cannot replay, beside the one in use, and record what "
-            "each would have fetched, so that the predictor lab can test all of them on one session. Answers stay the "
-            "same and nothing more is fetched, but tokens take longer: by record_ms in the exports.",
-            title="Record for the lab",
-            advanced=True,
-            active_when={"telemetry": (True,)},
-            resets_comparison=False,
-        ),
-    ] = False
+    ] = "on"
     regret: Annotated[
         bool,
         Param(
@@ -44,3 +35,8 @@ class TelemetrySettings:
             resets_comparison=False,
         ),
     ] = True
+
+    @property
+    def enabled(self) -> bool:
+        """Whether anything is recorded."""
+        return self.recorded != "off"

@@ -172,7 +172,7 @@ def predictor_for(config: TimedConfig, trace: Trace, *, waited_for: bool = False
     raise TraceError(
         f"The prefetcher {config.predictor} looks at the model's hidden states. Without the model it "
         "can only be replayed from what it named, and this trace does not have that for these "
-        f"settings: it has {f'those of {had}' if had else 'none'}. Record it: turn on “Record for the lab” (Advanced, "
+        f"settings: it has {f'those of {had}' if had else 'none'}. Record it: set Telemetry to “lab” (Advanced, "
         f"Measuring) and ask the model something; or chat --predictor {config.predictor} --record FILE --record-ranks."
     )
 

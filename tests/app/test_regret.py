@@ -165,7 +165,7 @@ def test_off_ends_the_process_and_on_begins_again(host: Host) -> None:
     assert host.models.change("regret", True) == ""
     ask(host)
     assert figures(host, 40)["state"] == "ready"
-    assert host.models.change("telemetry", False) == ""
+    assert host.models.change("telemetry", "off") == ""
     split = host.regret.view(host.models.load_id, host.models.settings, in_blocks=True)
     assert split["state"] == "in blocks"
     other = host.regret.view(host.models.load_id, host.models.settings, text_to_text=True)

@@ -81,7 +81,7 @@ def test_settings_move_while_tokens_stream_and_are_recorded(gated_host: Host, ga
 
 
 def test_with_telemetry_off_only_the_change_itself_is_recorded(host: Host) -> None:
-    assert host.models.change("telemetry", False) == ""
+    assert host.models.change("telemetry", "off") == ""
     answer = ended(host.chats.ask(None, "one"))
     assert answer.n_tokens == 12
     assert len(list(host.store.steps.records(chat=answer.chat_id))) == 1

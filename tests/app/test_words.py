@@ -192,7 +192,7 @@ DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 @pytest.mark.parametrize(
     ("said", "shown"),
     [
-        ("telemetry off", "Telemetry off"),
+        ("prefetch_auto off", "Pause when it does not pay off"),
         ("eviction lru → lfu", "Cache policy: LRU → LFU"),
         ("miss wait → substitute_drop", "When an expert is missing: Wait for it (exact) → Use another, else leave out"),
         ("budget 50% → 6.5GB", "Memory budget: 50% → 6.5GB"),

@@ -122,7 +122,7 @@ def _prefetchers(engine: Engine) -> str:
 
 def _lab(engine: Engine) -> str:
     wanted = torch.stack(_answer(engine, PROMPTS[0])[1])
-    got = _with(engine, {"record_lab": True}, lambda: torch.stack(_answer(engine, PROMPTS[0])[1]))
+    got = _with(engine, {"telemetry": "lab"}, lambda: torch.stack(_answer(engine, PROMPTS[0])[1]))
     return _compared(got, wanted, 0.0)
 
 

@@ -84,7 +84,7 @@ What else an engine does was tried with the same checkpoints:
 - **Batches**: eight prompts of 1 to 40 tokens answered together have the logits that each has alone, within
   {together:g} of the largest.
 - **Prefetchers**: with each of them, and a profile, every logit is the same.
-- **Lab**: so it is while predictions are recorded (`record_lab`).
+- **Lab**: so it is while predictions are recorded (`telemetry lab`).
 - **Calibration**: a profile is measured, but for the two networks that are trained.
 - **Fast**: the [fast arithmetic](computing.md) computes it, on a CPU, with logits within {fast:g} of the largest;
   or the experts alone, in the pass of the model's own modules.

@@ -267,15 +267,15 @@ def test_predictors(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.long(0.2)
 def test_overhead(monkeypatch: pytest.MonkeyPatch) -> None:
-    only(monkeypatch, overhead, lambda name: name in ("gate", "record_lab"))
+    only(monkeypatch, overhead, lambda name: name in ("gate", "lab"))
     monkeypatch.setattr(overhead, "BEGIN", 33)
     one = tried("overhead")
     found = one.result["predictors"]
-    assert found.keys() == {"gate", "record_lab"}
-    for name, figure in (("gate", "predict_ms"), ("record_lab", "record_ms")):
+    assert found.keys() == {"gate", "lab"}
+    for name, figure in (("gate", "predict_ms"), ("lab", "record_ms")):
         assert found[name]["total_ms"] > found[name]["compute_ms"] > found[name][figure] > 0 == found[name]["stall_ms"]
     assert one.result["comparison"]["none_ms"] > 0
-    assert "none blocks the compute path" in one.text and "record_lab" in one.text and overhead.LIVE in one.text
+    assert "none blocks the compute path" in one.text and "lab" in one.text and overhead.LIVE in one.text
 
 
 @pytest.mark.long(0.3)

@@ -97,7 +97,7 @@ def test_simple_has_five_controls_and_help_that_the_keyboard_reaches(dashboard: 
     assert not page.evaluate(focused)
     assert page.evaluate(CUT) == []
     dashboard.advanced()
-    page.wait_for_selector("#set-record_lab", state="visible")
+    page.wait_for_selector("#set-telemetry", state="visible")
     assert len(page.evaluate(CONTROLS)) > 20 and page.evaluate(CUT) == []
 
 
@@ -200,7 +200,7 @@ def test_every_target_is_large_enough(phone: Dashboard) -> None:
         assert page.evaluate(FITS), tab
     page.locator(".sidebar .toggle-button").click()
     phone.advanced()
-    page.wait_for_selector("#set-record_lab", state="visible")
+    page.wait_for_selector("#set-telemetry", state="visible")
     assert page.evaluate(SMALL) == []
     page.locator("#mode").get_by_text("Simple", exact=True).click()
     page.locator(".sidebar .toggle-button").click()

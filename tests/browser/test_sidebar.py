@@ -75,11 +75,12 @@ def test_every_live_control_moves_its_setting_while_tokens_stream(dashboard: Das
             dashboard.expect_mark(lambda c=choice, k=kind: dashboard.choose(f"set-{k}", c.title), kind)
             for param in choice.params:
                 dashboard.page.wait_for_selector("#set-" + choice.full_name(param).replace(".", "-"), state="visible")
-    for name, other in (("scope", "global"), ("scope", "layer"), ("link", "emulated"))[0 if every else 2 :]:
+    others = ("scope", "global"), ("scope", "layer"), ("drafts", "lookup"), ("link", "emulated")
+    for name, other in others[0 if every else 3 :]:
         dashboard.expect_mark(lambda n=name, o=other: dashboard.choose(f"set-{n}", o), name)
     for name, value in (("link_gbps", 2.5 + every), ("link_latency_us", 50 + every))[: None if every else 1]:
         dashboard.expect_mark(lambda n=name, v=value: dashboard.slide(f"set-{n}", v), name)
-    for name in [n for n in shown if known[n].type == "bool" and n != "telemetry"][: None if every else 1]:
+    for name in [n for n in shown if known[n].type == "bool"][: None if every else 1]:
         without = [n for n in known[name].active_when or () if known[n].default is False]  # it is not shown
         for one in (*without, name, name, *without):  # and back
             dashboard.expect_mark(lambda n=one: dashboard.page.click(f"#set-{n} input"), one)

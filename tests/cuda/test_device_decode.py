@@ -162,7 +162,7 @@ NEED_THE_HOST: tuple[tuple[dict[str, object], str], ...] = (
     ({"predictor": "gate"}, "a prefetcher is on"),
     ({"miss": "drop"}, "a lossy mode is on"),
     ({"link": "emulated", "link_gbps": 100.0}, "the link is emulated"),
-    ({"record_lab": True}, "recorded for the lab"),
+    ({"telemetry": "lab"}, "recorded for the lab"),
 )
 
 

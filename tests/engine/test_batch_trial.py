@@ -171,7 +171,7 @@ def test_a_trial_waits_for_memory(tmp_path: Path) -> None:
 def test_what_watches_the_model_does_not_see_a_trial(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = save(random_model("qwen3_moe"), tmp_path)
     with loaded(path) as engine:
-        engine.change({"predictor": "gate", "record_lab": True})
+        engine.change({"predictor": "gate", "telemetry": "lab"})
         found = Answers(engine, monkeypatch, 4)
         assert off(found.logits, alone(path)) < CLOSE
         assert TOGETHER in found.closeness

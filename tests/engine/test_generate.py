@@ -232,7 +232,7 @@ def test_a_long_prompt_is_computed_in_chunks(engine: Engine, monkeypatch: pytest
 def test_telemetry_off_records_nothing_and_answers_the_same(fresh: Engine) -> None:
     said = [p.token for p in talk(fresh, max_new_tokens=8)]
     before = fresh.frame().columns["step"].size
-    fresh.change({"telemetry": False})
+    fresh.change({"telemetry": "off"})
     assert [p.token for p in talk(fresh, max_new_tokens=8)] == said
     assert fresh.frame().columns["step"].size == before
 

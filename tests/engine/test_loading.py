@@ -102,10 +102,10 @@ def test_a_part_is_given_its_group_before_and_after(engine: Engine, monkeypatch:
 
 
 def test_telemetry_that_is_off_at_the_load_is_off(model: Path) -> None:
-    engine = Engine.load(LoadSpec.checked(str(model), Settings({"telemetry": False}), context=256))
+    engine = Engine.load(LoadSpec.checked(str(model), Settings({"telemetry": "off"}), context=256))
     list(engine.generate(CHAT, Sampling(max_new_tokens=3)))
     assert engine.parts.telemetry.activations().sum() == 0
-    engine.change({"telemetry": True})
+    engine.change({"telemetry": "on"})
     list(engine.generate(CHAT, Sampling(max_new_tokens=3)))
     assert engine.parts.telemetry.activations().sum() > 0
     engine.unload()

@@ -135,7 +135,7 @@ def test_other_predictors_are_recorded_beside_an_answer_that_stays_the_same(
     plain, logits = heard()
     watched = hooks(engine)
     assert all(step.beside is None and step.record_ms == 0.0 for step in plain)
-    engine.change({"record_lab": True})
+    engine.change({"telemetry": "lab"})
     steps, again = heard()
     assert len(steps) == len(plain) == len(in_use) > 3
     assert all(torch.equal(one, other) for one, other in zip(logits, again, strict=True))
@@ -145,7 +145,7 @@ def test_other_predictors_are_recorded_beside_an_answer_that_stays_the_same(
         assert used.ranked is not None and on.record_ms > 0.0
         assert named_by(on.beside, "gate") == [(at, *rest) for _, at, *rest in used.ranked.tolist()]
         assert named_by(on.beside, "stride")
-    engine.change({"record_lab": False})
+    engine.change({"telemetry": "on"})
     after, logits_after = heard()
     assert all(step.beside is None and step.record_ms == 0.0 for step in after) and hooks(engine) == watched
     assert [step.outcome.tolist() for step in after] == [step.outcome.tolist() for step in plain]
@@ -153,16 +153,16 @@ def test_other_predictors_are_recorded_beside_an_answer_that_stays_the_same(
 
 
 def test_a_profile_brings_those_that_need_it_with_their_parameters_as_set(engine: Engine) -> None:
-    on, profile = Settings({"record_lab": True, "predictor.width": 3}), drawn_profile(engine)
+    on, profile = Settings({"telemetry": "lab", "predictor.width": 3}), drawn_profile(engine)
     without = {name: dict(params) for name, params in recorded(on, None)}
     assert without.keys() == ASKED and without["gate"]["width"] == 3
     needy = {"default_vectors", "estimator", "hybrid", "routing_path", "token_table"}
     assert {name for name, _ in recorded(on, profile)} == ASKED | needy
-    assert recorded(Settings(), profile) == recorded(on.with_({"telemetry": False}), profile) == ()
+    assert recorded(Settings(), profile) == recorded(on.with_({"telemetry": "off"}), profile) == ()
 
 
 def test_what_was_named_in_a_pass_that_broke_off_is_not_the_next_one_s(engine: Engine) -> None:
-    engine.change({"record_lab": True})
+    engine.change({"telemetry": "lab"})
     steps = answered(engine)
     shadows = engine.parts.prediction.capture.shadows
     with torch.inference_mode():
@@ -190,7 +190,7 @@ def test_a_model_with_several_residual_streams_is_recorded_in_the_middle_of_an_a
             tokens.append(piece.token)
             steps.append(piece.step)
             if len(tokens) == 3:
-                engine.change({"record_lab": True})
+                engine.change({"telemetry": "lab"})
         assert tokens == plain
         assert [step is not None and step.beside is not None for step in steps[1:-1]] == [False] * 2 + [True] * 4
         assert calibrate(engine, ["A few words to read. " * 4], parts={"defaults", "gate_recall", "curves"}).tokens > 60

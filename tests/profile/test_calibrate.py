@@ -80,7 +80,7 @@ def answers(engine: Engine) -> None:
     layered(
         [
             {"predictor": "gate", "scope": "global"},
-            {"eviction": "none", "telemetry": False, "link": "emulated", "link_gbps": 8.0},
+            {"eviction": "none", "telemetry": "off", "link": "emulated", "link_gbps": 8.0},
         ],
         quick=lambda settings: "predictor" in settings,
     ),

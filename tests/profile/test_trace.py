@@ -322,7 +322,7 @@ def test_each_predictor_is_replayed_from_its_own_rows(tmp_path: Path) -> None:
 
 def test_what_was_recorded_with_other_parameters_is_not_taken(tmp_path: Path) -> None:
     trace = written(tmp_path / "t")
-    with pytest.raises(TraceError, match=r"it has those of gate with width=0.*Record for the lab"):
+    with pytest.raises(TraceError, match=r"it has those of gate with width=0.*Telemetry to “lab”"):
         predictor_for(TimedConfig(Config("lru", 8), "gate", {"width": 2}), trace)
     with pytest.raises(TraceError, match="it has those of gate, expert_map"):
         predictor_for(TimedConfig(Config("lru", 8), "stride"), trace)

@@ -32,6 +32,7 @@ def grouped(settings: Settings) -> Iterator[tuple[Param, object]]:
         settings.cache,
         settings.prefetch,
         settings.misses,
+        settings.drafts,
         settings.link,
         settings.kv,
         settings.telemetry,
@@ -53,7 +54,7 @@ def test_a_group_holds_what_its_names_say() -> None:
             "miss_placement": "host",
             "host_threads": "2",
             "link_gbps": 2,
-            "telemetry": False,
+            "telemetry": "off",
             "miss": "substitute_drop",
             "protect": "top:1",
         }

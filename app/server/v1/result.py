@@ -96,6 +96,8 @@ def facts(answer: Answer) -> dict[str, Any]:
         "changed": stats.changed,
         "assignments": stats.assignments,
         "hit_rate": stats.hit_rate,
+        "drafted": stats.more.get("drafted", 0),
+        "accepted": stats.more.get("accepted", 0),
         "tokens_per_second": stats.tok_s,
         "ttft_ms": stats.ttft_ms,
         "queued_ms": answer.queued_ms,

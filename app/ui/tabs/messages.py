@@ -56,6 +56,8 @@ def statistics(message: Message) -> str:
         parts.append(f"prompt: reused {stats['cached_tokens']}, read {read}")
     if stats["hit_rate"] is not None:
         parts.append(f"hit rate {100 * stats['hit_rate']:.1f} %")
+    if stats.get("drafted"):
+        parts.append(f"{stats['accepted']} of {stats['drafted']} guessed tokens were right")
     if stats.get("disk_bytes"):
         missed = stats["disk_misses"]
         parts.append(f"{missed} {'miss' if missed == 1 else 'misses'} from disk, prompt included")

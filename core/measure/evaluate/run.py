@@ -131,7 +131,7 @@ def restored(engine: Engine) -> Iterator[Settings]:
     """Inside, modes may change settings freely; yields the settings in force, and restores them at the end."""
     before = engine.settings
     try:
-        yield before.with_({"telemetry": True})
+        yield before.with_({"telemetry": "on"})
     finally:
         engine.change(dict(before))
 

@@ -151,7 +151,7 @@ def recorded(settings: Settings, profile: Profile | None) -> tuple[Choice, ...]:
     """The predictors that these settings record beside the one in use, with their parameters as set: those of which
     routing alone does not tell what they would have named, as far as `profile` holds what they need."""
     telemetry = settings.telemetry
-    if not (telemetry.enabled and telemetry.record_lab):
+    if telemetry.recorded != "lab":
         return ()
     return tuple(
         settings.choice("predictor", one.name)

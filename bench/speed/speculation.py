@@ -1,0 +1,148 @@
+"""bench speculation: guessed tokens that a pass verifies, against one token a pass, and against fixed numbers of them.
+
+What is written is given, so that a text repeats or does not whatever the model would say: passages of the bundled texts
+again and again (`repeated`), with every twelfth token another (`edited`), and texts in their order (`held out`). The
+prompt is the first passage. Every kind writes the same text, from a cache as after the load; bits are compared as well.
+The machine's own link copies from host memory; the emulated one takes as many layers for an expert as the reference
+machine's does.
+"""
+
+from collections.abc import Iterator
+from itertools import islice
+from statistics import fmean, median
+from typing import Any
+
+import torch
+
+from bench.harness.engines import emulated_link, model_of, token_stream
+from bench.harness.figures import ratio, spread
+from bench.harness.report import grid
+from bench.harness.run import Result, Run, Suite
+from core.engine import Engine
+from core.settings.sampling import Sampling
+from core.types import Ids, StepRecord
+
+PASSAGE, EDITED = 48, 12  # tokens
+SKIPPED = 2  # decoded passes that are not counted
+TEXTS = ("repeated", "edited", "held out")
+FIXED = (1, 2, 4, 8)
+KINDS = ("off", "lookup", *map(str, FIXED))
+FASTER, NEVER_BELOW = 1.3, 0.97  # goals: where the text repeats and half or less is resident, and everywhere
+HALF = 0.5
+
+
+def measure(run: Run, model: str = "demo", budgets: str = "25%,50%,100%", rounds: int = 3, tokens: int = 96) -> Result:
+    """`tokens` = written after each prompt."""
+    path, found = model_of(run, model), list[dict[str, Any]]()
+    for budget in budgets.split(","):
+        engine = run.engine(path, {"budget": budget, "link": "own"}, endless=True, arithmetic="fast", context=512)
+        texts = _texts(engine, rounds + 1, tokens)
+        layer_ms = Answer(engine, "off", texts["held out"][0]).ms / engine.shape.layers
+        for link in ({"link": "own"}, emulated_link(layer_ms, engine.sizes.blob)):
+            engine.change(link)
+            for text in TEXTS:
+
+                def answered(kind: str, number: int, text: str = text, engine: Engine = engine) -> Answer:
+                    return Answer(engine, kind, texts[text][number])
+
+                of = run.by_turns(KINDS, answered, rounds, what=f"{budget}, {link['link']} link, {text}")
+                about = {"budget": budget, "resident": engine.expert_cache.slots / (engine.shape.layers * engine.shape.experts), **link, "text": text}
+                found.append({**about, **_figures(of)})
+    return {"rows": found, "goals": [FASTER, NEVER_BELOW], "prompt": PASSAGE}
+
+
+def _texts(engine: Engine, count: int, tokens: int) -> dict[str, list[list[int]]]:
+    """`count` texts of each kind: prompts of PASSAGE tokens, and what is written after them."""
+    stream, found = token_stream(engine), dict[str, list[list[int]]]({name: [] for name in TEXTS})
+    for _ in range(count):
+        text = list(islice(stream, PASSAGE + tokens))
+        passage = text[:PASSAGE]
+        whole = (passage * (1 + len(text) // PASSAGE))[: len(text)]
+        edited = [text[-1 - at] if at > PASSAGE and not at % EDITED else token for at, token in enumerate(whole)]
+        for name, one in zip(TEXTS, (whole, edited, text), strict=True):
+            found[name].append(one)
+    return found
+
+
+class Answer:
+    """One text, written: the records of the passes that count, and the logits of all tokens."""
+
+    def __init__(self, engine: Engine, kind: str, text: list[int]) -> None:
+        engine.change({"drafts": "off" if kind == "off" else "lookup"})
+        engine.parts.drafter.gate.fixed = int(kind) if kind.isdigit() else None
+        engine.expert_cache.start_over()
+        self.logits, steps = list[torch.Tensor](), list[StepRecord]()
+
+        def draw(ids: Any, row: torch.Tensor) -> int:
+            self.logits.append(row[0].clone())
+            return text[len(ids)]
+
+        sampling = Sampling(max_new_tokens=len(text) - PASSAGE)
+        for piece in engine.generate(Ids(text[:PASSAGE]), sampling, draw=draw):
+            if piece.step is not None and piece.step.phase == "decode":
+                steps.append(piece.step)
+        self.steps = steps[SKIPPED:]
+        self.tokens = sum(step.tokens for step in self.steps)
+        self.ms = sum(step.total_ms for step in self.steps) / self.tokens
+
+    def per_token(self, name: str) -> float:
+        """Of a metric."""
+        return sum(getattr(step, name) for step in self.steps) / self.tokens
+
+
+def _figures(found: dict[str, list[Answer]]) -> Result:
+    times = {kind: [one.ms for one in of] for kind, of in found.items()}
+    best = min(map(str, FIXED), key=lambda kind: median(times[kind]))
+    return {
+        **{kind: {"ms": spread(times[kind]), **dict(_about(of))} for kind, of in found.items()},
+        "over_off": ratio(times["off"], times["lookup"]),
+        "best_fixed": best,
+        "best_over_off": ratio(times["off"], times[best]),
+        "differing": sum(_differing(found["off"][n], of[n]) for of in found.values() for n in range(len(of))),
+    }
+
+
+def _about(of: list[Answer]) -> Iterator[tuple[str, float]]:
+    yield "tokens_per_pass", fmean(one.tokens / len(one.steps) for one in of)
+    for name in ("drafted", "accepted", "requests"):
+        yield name, fmean(one.per_token(name) for one in of)
+
+
+def _differing(one: Answer, other: Answer) -> int:
+    """Logits with other bits; of tokens that only one has, all."""
+    assert len(one.logits) == len(other.logits)
+    return sum(int((a != b).sum()) for a, b in zip(one.logits, other.logits, strict=True))
+
+
+def table(r: Result) -> list[str]:
+    faster, never_below = r["goals"]
+    rows = []
+    for of in r["rows"]:
+        wanted = faster if of["text"] == "repeated" and of["resident"] <= HALF else never_below
+        goal = f"{wanted:g} {'kept' if of['over_off'] >= wanted else 'MISSED'}"
+        fixed = f"{of['best_over_off']:.2f} ({of['best_fixed']})"
+        lookup, off = of["lookup"], of["off"]
+        figures = (
+            f"{off['ms']['median']:.2f}",
+            f"{lookup['ms']['median']:.2f}",
+            f"{of['over_off']:.2f}",
+            goal,
+            fixed,
+            f"{lookup['tokens_per_pass']:.2f}",
+            f"{lookup['accepted']:.2f} of {lookup['drafted']:.2f}",
+            f"{lookup['requests']:.1f} / {off['requests']:.1f}",
+            str(of["differing"]),
+        )
+        link = f"{of['link_gbps']:.3g} GB/s" if of["link"] == "emulated" else "own"
+        rows.append((of["budget"], link, of["text"], *figures))
+    heads = ("budget", "link", "text", "off", "lookup", "faster", "goal", "best fixed", "a pass", "accepted", "experts")
+    return [
+        f"{r['model']}: ms a token; medians of {r['rounds']} texts of {r['tokens']} tokens after {r['prompt']}; links in "
+        "GB/s are emulated",
+        *grid((*heads, "bits"), rows),
+        "  a pass: tokens; accepted: of guessed ones, a token; experts: asked for, a token, with guesses and without; "
+        "bits: logits that differ from those of off",
+    ]
+
+
+SUITE = Suite(measure, table, small={"rounds": 1, "tokens": 48, "budgets": "50%"})

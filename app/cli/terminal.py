@@ -131,12 +131,13 @@ def line(stats: AnswerStats, quality: Quality | None = None) -> str:
     """The figures under an answer, on one line."""
     reused = f" ({stats.cached_tokens} of the prompt's {stats.prompt_tokens} reused)" if stats.cached_tokens else ""
     hit = "" if stats.hit_rate is None else f" · hit rate {stats.hit_rate:.0%}"
-    guessed = f" · {stats.more['accepted']} of {stats.more['drafted']} guesses right" if stats.more.get("drafted") else ""
+    drafted, accepted = (stats.more.get(name, 0) for name in ("drafted", "accepted"))
+    guessed = f" · {accepted} of {drafted} guesses right" if drafted else ""
     disk = f", {stats.disk_bytes / 1e6:.1f} MB of it from disk" if stats.disk_bytes else ""
     quality_words = scored(dataclasses.asdict(quality) if quality is not None else None)
     marks = "".join(f" · {one}" for one in [lossy(stats.as_dict()), *quality_words])
     marks = (" · emulated link" if stats.emulated else "") + marks
     return (
-        f"[{stats.new_tokens} tokens · {stats.tok_s:.1f} tok/s · first after {stats.ttft_ms:.0f} ms{reused}{hit}{guessed}"
-        f" · {stats.demand_bytes / 1e6:.1f} MB fetched{disk} · {stats.reason}{marks}]"
+        f"[{stats.new_tokens} tokens · {stats.tok_s:.1f} tok/s · first after {stats.ttft_ms:.0f} ms{reused}{hit}"
+        f"{guessed} · {stats.demand_bytes / 1e6:.1f} MB fetched{disk} · {stats.reason}{marks}]"
     )

@@ -42,11 +42,18 @@ def measure(run: Run, model: str = "demo", budgets: str = "25%,50%,100%", rounds
             engine.change(link)
             for text in TEXTS:
 
-                def answered(kind: str, number: int, text: str = text, engine: Engine = engine) -> Answer:
-                    return Answer(engine, kind, texts[text][number])
+                def answered(
+                    kind: str, number: int, of: list[list[int]] = texts[text], engine: Engine = engine
+                ) -> Answer:
+                    return Answer(engine, kind, of[number])
 
                 of = run.by_turns(KINDS, answered, rounds, what=f"{budget}, {link['link']} link, {text}")
-                about = {"budget": budget, "resident": engine.expert_cache.slots / (engine.shape.layers * engine.shape.experts), **link, "text": text}
+                about = {
+                    "budget": budget,
+                    "resident": engine.expert_cache.slots / (engine.shape.layers * engine.shape.experts),
+                    **link,
+                    "text": text,
+                }
                 found.append({**about, **_figures(of)})
     return {"rows": found, "goals": [FASTER, NEVER_BELOW], "prompt": PASSAGE}
 
@@ -87,7 +94,7 @@ class Answer:
 
     def per_token(self, name: str) -> float:
         """Of a metric."""
-        return sum(getattr(step, name) for step in self.steps) / self.tokens
+        return float(sum(getattr(step, name) for step in self.steps)) / self.tokens
 
 
 def _figures(found: dict[str, list[Answer]]) -> Result:
@@ -137,8 +144,8 @@ def table(r: Result) -> list[str]:
         rows.append((of["budget"], link, of["text"], *figures))
     heads = ("budget", "link", "text", "off", "lookup", "faster", "goal", "best fixed", "a pass", "accepted", "experts")
     return [
-        f"{r['model']}: ms a token; medians of {r['rounds']} texts of {r['tokens']} tokens after {r['prompt']}; links in "
-        "GB/s are emulated",
+        f"{r['model']}: ms a token; medians of {r['rounds']} texts of {r['tokens']} tokens after {r['prompt']}; links "
+        "in GB/s are emulated",
         *grid((*heads, "bits"), rows),
         "  a pass: tokens; accepted: of guessed ones, a token; experts: asked for, a token, with guesses and without; "
         "bits: logits that differ from those of off",

@@ -129,7 +129,8 @@ class Passes:
         self._pipeline.announce(*[(one.request, drawn[-1:]) for one, drawn in follow if one.continues(drawn)])
         changes = self._controller.take_changes()
         used = parts.memory.ledger.passed(decoded=phase == "decode")
-        step = parts.recorder.end(started_s, model_s, used, parts.memory.ledger.budget_bytes, changes, keep - 1, refused)
+        budget = parts.memory.ledger.budget_bytes
+        step = parts.recorder.end(started_s, model_s, used, budget, changes, keep - 1, refused)
         if not step.lossless:
             lossy_key = self._prefix_cache.lossy_key(self._controller.applied)
             for (sequence, _), start in zip(work, held, strict=True):

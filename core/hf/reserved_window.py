@@ -45,7 +45,7 @@ class ReservedWindow(Reserved, DynamicSlidingWindowLayer):
 
     @property
     def revocable(self) -> int:
-        return self.window - self.sliding_window
+        return int(self.window - self.sliding_window)
 
     def grow(self, count: int) -> None:
         super().grow(count)

@@ -85,7 +85,9 @@ class StepRecord:
 
     index: int  # counts forward passes since the model was loaded
     phase: Phase
-    tokens: int = field(metadata=metric("tokens", "Positions computed in the pass, without guessed tokens that were wrong."))
+    tokens: int = field(
+        metadata=metric("tokens", "Positions computed in the pass, without guessed tokens that were wrong.")
+    )
     started_s: float = field(
         metadata=metric(
             "s", "When it began: seconds since the model was loaded.", frame=True, column="start_s", level=True

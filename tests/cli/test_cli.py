@@ -33,7 +33,7 @@ def test_every_knob_can_be_set_and_arrives() -> None:
     assert spec.settings.choice("eviction") == ("lcp", {"rho": 0.25, "omega": 64})
     assert (str(spec.settings.cache.budget), spec.settings["telemetry"], spec.settings["link_gbps"]) == (
         "25%",
-        False,
+        "off",
         1.5,
     )
     assert (sampling.temperature, sampling.top_k, sampling.seed) == (0.7, 5, 3)

@@ -13,7 +13,7 @@ from statistics import stdev
 import pytest
 import torch
 
-from core.engine import Engine, arithmetic
+from core.engine import Engine, arithmetic, program_trial
 from core.engine.arithmetic import BOUND, ENOUGH, ROUNDING_BF16, Arithmetic, Distance, kept_in
 from core.engine.batch_request import BatchRequest
 from core.engine.distance import compare, distance_of, within
@@ -170,6 +170,7 @@ def test_beyond_the_bound_the_reference_computes(
 ) -> None:
     """What was measured lives for the process where no file is named."""
     monkeypatch.setattr(arithmetic, "BOUND", -1.0)
+    monkeypatch.setattr(program_trial, "PIECES", 4)
     monkeypatch.setattr(arithmetic, "_of_process", {})
     monkeypatch.setattr(arithmetic, "_file", None)
     how = dict(dtype="float32", format="int8")

@@ -117,17 +117,16 @@ def test_a_thousand_answers(arch: str, tmp_path: Path) -> None:
     assert guessed > 1000
 
 
-@pytest.mark.parametrize("count", [2, 8])
 @pytest.mark.parametrize(
-    "how",
+    ("count", "how"),
     [
-        {"temperature": 0.0},
-        {"temperature": 0.5, "seed": 11},
-        {"temperature": 0.4, "seed": 3, "top_p": 0.9, "repetition_penalty": 1.05, "frequency_penalty": 0.1},
-        {"temperature": 0.0, "logprobs": 2},
+        (8, {"temperature": 0.0}),
+        (2, {"temperature": 0.5, "seed": 11}),
+        (8, {"temperature": 0.4, "seed": 3, "top_p": 0.9, "repetition_penalty": 1.05, "frequency_penalty": 0.1}),
+        (2, {"temperature": 0.0, "logprobs": 2}),
     ],
 )
-def test_draws_are_those_without(engine: Engine, how: dict[str, Any], count: int) -> None:
+def test_draws_are_those_without(engine: Engine, count: int, how: dict[str, Any]) -> None:
     sampling = Sampling(max_new_tokens=TOKENS, **how)
     wanted = Answer(engine, sampling)
     guessing(engine, count)
@@ -158,7 +157,7 @@ def test_it_ends_where_it_would(engine: Engine) -> None:
     """At a text within the tokens of a pass, or a limit, and the KV cache goes on from there."""
     whole = Answer(engine, Sampling(max_new_tokens=TOKENS))
     guessing(engine, 8)
-    for cut in range(len(whole.text) // 3, len(whole.text) - 3, 7):
+    for cut in range(len(whole.text) // 3, len(whole.text) - 3, len(whole.text) // 6):
         stop = whole.text[cut : cut + 3]
         guessing(engine, None)
         wanted = Answer(engine, Sampling(max_new_tokens=TOKENS, stop=(stop,)), reuse=True)
@@ -180,7 +179,7 @@ def test_it_ends_where_it_would(engine: Engine) -> None:
 def test_a_cancelled_answer_keeps_what_was_said(engine: Engine) -> None:
     guessing(engine, 8)
     whole = Answer(engine, Sampling(max_new_tokens=TOKENS))
-    for at in range(1, 24):
+    for at in (1, 2, 3, 8, 20):
         cancel, said = threading.Event(), list[int]()
         for piece in engine.generate(PROMPT, Sampling(max_new_tokens=TOKENS), cancel, reuse=True):
             if piece.token is not None:
@@ -198,7 +197,7 @@ def test_a_cancelled_answer_keeps_what_was_said(engine: Engine) -> None:
 
 def test_changes_in_the_middle(engine: Engine) -> None:
     wanted, draw = bits(engine), random.Random(3)
-    for _ in range(6):
+    for _ in range(3):
         seen = list[torch.Tensor]()
 
         def drawn(_: Sequence[int], given: torch.Tensor, seen: list[torch.Tensor] = seen) -> int:
@@ -305,10 +304,10 @@ def test_the_gate_is_never_much_slower_and_near_the_best(share: float, slope: fl
     took = [10.0 * (1 + slope * extra) for extra in range(9)]
     expected = [sum(share**n for n in range(count + 1)) / took[count] for count in range(9)]
     speeds = []
-    for seed in range(5):
-        spent, written = simulated(DraftGate(), share, took, 2000, seed)
+    for seed in range(3):
+        spent, written = simulated(DraftGate(), share, took, 1000, seed)
         speeds.append(written / spent)
-    speed = sorted(speeds)[2]
+    speed = sorted(speeds)[1]
     assert speed >= 0.97 / 10.0
     assert speed >= 0.82 * max(expected)
 

@@ -85,11 +85,11 @@ def emptied(engine: Engine, **settings: object) -> None:
 def test_no_bit_depends_on_where_misses_are_computed(path: Path, format: str, arithmetic: str) -> None:
     with unloading(engine_of(path, format, arithmetic)) as engine:
         assert isinstance(engine.wiring.math[0], FastMath) == (arithmetic == "fast")
-        wanted, _ = answer(engine)
+        wanted, _ = answer(engine, 12)
         for budget in ("25%", "50%"):
             for placement, threads in (("wait", 1), ("host", 0), ("host", 1), ("measured", 0), ("measured", 1)):
                 emptied(engine, budget=budget, miss_placement=placement, host_threads=threads)
-                found, steps = answer(engine)
+                found, steps = answer(engine, 12)
                 assert torch.equal(found, wanted), (budget, placement, threads)
                 misses = sum(int((one.outcome == Outcome.MISS).sum()) for one in steps)
                 hosted = sum(one.host_computed for one in steps)
@@ -145,10 +145,10 @@ def test_a_link_that_is_behind_admits_few(engine: Engine) -> None:
 
 @pytest.mark.parametrize("answers", [10, pytest.param(20_000 // TOKENS + 1, marks=pytest.mark.long(10))])
 def test_random_histories(engine: Engine, answers: int) -> None:
-    """Budgets, policies, prefetchers, links, placements and threads, changed between answers and within them."""
+    """Budgets, policies, prefetchers, links, placements, threads and drafts, changed between answers and within them."""
     emptied(engine)
     wanted, _ = answer(engine)
-    draw = random.Random(answers)
+    draw, gate, drafted = random.Random(answers), engine.parts.drafter.gate, 0
     for _ in range(answers):
         changes: dict[str, object] = {
             "budget": draw.choice(["35%", "45%", "60%"]),
@@ -162,7 +162,9 @@ def test_random_histories(engine: Engine, answers: int) -> None:
             "scope": draw.choice(["layer", "global"]),
             "bypass": draw.random() < 0.3,
             "link_gbps": draw.choice([0.01, 0.2, 5.0]),
+            "drafts": draw.choice(["off", "lookup"]),
         }
+        gate.fixed = draw.choice([None, 2, 8])
         engine.change({name: value for name, value in changes.items() if draw.random() < 0.6})
         seen = list[torch.Tensor]()
 
@@ -173,13 +175,16 @@ def test_random_histories(engine: Engine, answers: int) -> None:
         for piece in engine.generate(Ids(PROMPT), Sampling(max_new_tokens=TOKENS), draw=drawn):
             if piece.step is not None:
                 assert piece.step.device_bytes <= piece.step.budget_bytes
+                drafted += piece.step.drafted
             if draw.random() < 0.2:
                 engine.change({"miss_placement": draw.choice(["wait", "host", "measured"])})
             if draw.random() < 0.1:
                 engine.change({"host_threads": draw.randrange(3), "budget": draw.choice(["35%", "50%"])})
         assert torch.equal(torch.stack(seen), wanted), changes
         engine.expert_cache.check_integrity()
-    engine.change({"predictor": "none", "eviction": "lru", "scope": "layer", "bypass": False})
+    assert drafted > 0
+    gate.fixed = None
+    engine.change({"predictor": "none", "eviction": "lru", "scope": "layer", "bypass": False, "drafts": "off"})
 
 
 def test_a_thread_that_fails_is_an_error_and_then_misses_are_waited_for(

@@ -20,6 +20,7 @@ from tests.selection import covering
 
 pytestmark = pytest.mark.skipif(not widths(), reason="no kernels for this CPU")
 BASE = {"budget": "45%", "predictor": "none", "gpu_decode": "auto"}
+TOKENS = 6
 CLOSE = 0.05  # of the largest logit
 
 
@@ -30,18 +31,18 @@ def test_the_host_computes_what_the_gpu_would(
     placement: str, threads: int, packed: bool, model: Path, pack: Path, fake_kernels: FakeCuda
 ) -> None:
     with engine_on(pack if packed else model, BASE) as engine:
-        alone = answer(engine, 12, 0)
+        alone = answer(engine, TOKENS, 0)
         engine.expert_cache.start_over()
         engine.change({"miss_placement": placement, "host_threads": threads})
         assert engine.parts.device_decode.step_for is not None and "miss_placement" in engine.parts.device_decode.reason
-        beside = answer(engine, 12, 0)
+        beside = answer(engine, TOKENS, 0)
         decoded = [step for step in beside.steps if step.phase == "decode"]
         hosted = sum(step.host_computed for step in decoded)
         missed = sum(int((step.outcome == Outcome.MISS).sum()) for step in decoded)
         assert missed > 0 and (hosted == missed if placement == "host" else hosted <= missed)
         same = next(
             (n for n, (a, b) in enumerate(zip(alone.logits, beside.logits, strict=True)) if a.argmax() != b.argmax()),
-            12,
+            TOKENS,
         )
         off = (alone.logits[:same] - beside.logits[:same]).abs().max()
         assert off < CLOSE * alone.logits.abs().max()

@@ -27,7 +27,7 @@ from tests.selection import layered
 from tests.tiny_tokenizer import save_tokenizer
 
 pytestmark = pytest.mark.skipif(not widths(), reason="no kernels for this CPU")
-TOKENS = 60
+TOKENS = 40
 PROMPT = "The cat sat on the mat. The dog sat on the mat. The cat sat on the mat. The dog"
 KINDS: dict[str, dict[str, Any]] = {"qwen3_moe": {}, "gpt_oss": {}, "deepseek_v3": {}, "mixtral": {}}
 

@@ -23,7 +23,7 @@ from tests.tiny_tokenizer import save_tokenizer
 
 CLOSE = 5e-6  # of the largest logit: fp32 products of other numbers of rows, through three layers
 LENGTHS = (24, 7, 40, 1, 13)  # longer and shorter than windows and convolutions
-STEPS = 10
+STEPS = 6
 QUICK = ("gpt_oss", "qwen3_next")
 
 OTHERWISE = ("deepseek_v32",)  # the positions that its indexer selects change with the pieces

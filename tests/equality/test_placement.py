@@ -145,7 +145,7 @@ def test_a_link_that_is_behind_admits_few(engine: Engine) -> None:
 
 @pytest.mark.parametrize("answers", [10, pytest.param(20_000 // TOKENS + 1, marks=pytest.mark.long(10))])
 def test_random_histories(engine: Engine, answers: int) -> None:
-    """Budgets, policies, prefetchers, links, placements, threads and drafts, changed between answers and within them."""
+    """Budgets, policies, prefetchers, links, placements, threads, drafts: changed between answers and within them."""
     emptied(engine)
     wanted, _ = answer(engine)
     draw, gate, drafted = random.Random(answers), engine.parts.drafter.gate, 0

@@ -17,7 +17,7 @@ import pytest
 
 from core.memory.codec import FORMATS
 from tests.hf.rotary_cases import DTYPES, FUNCTIONS
-from tests.kernel_cases import CODED, FEW
+from tests.kernel_cases import CODED
 from tests.memory.interpreted import DRAWN
 
 ROOT = Path(__file__).parents[2]
@@ -39,7 +39,7 @@ def interpreted(*asked: str) -> list[Any]:
 
 
 PLAIN = ("bfloat16", "float16", "float32")
-FAST = (*FEW, "bfloat16")
+FAST = ("int4-g64", "int3", "bfloat16")
 SOME = ("interpreted:drawn", "interpreted_ids:2", "interpreted_attention", "interpreted_fast")
 
 

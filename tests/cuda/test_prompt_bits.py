@@ -29,7 +29,7 @@ def logits(engine: Engine, tokens: int) -> torch.Tensor:
     return cached_pass(engine.model, ids.to("cuda"), engine.fresh_cache()).logits[0].cpu()
 
 
-@pytest.mark.parametrize("name", layered(["checkpoint", "int4-g32"], quick=lambda name: name == "int4-g32"))
+@pytest.mark.parametrize("name", layered(["checkpoint", "int4-g32"], quick=lambda name: name == "checkpoint"))
 def test_residency_changes_no_bit_of_a_prompt(fake_kernels: FakeCuda, model: Path, name: str) -> None:
     found: dict[str, list[torch.Tensor]] = {}
     for budget in ("all", "50%"):

@@ -13,10 +13,12 @@ from core.memory.codec.kernels import ByTriton
 
 CASES = {  # heads, heads of keys and values, width, width of values, positions kept, of which these are filled
     "grouped": (4, 2, 32, 32, 3 * CHUNK, (1, CHUNK - 1, CHUNK, CHUNK + 1, 3 * CHUNK)),
-    "each its own": (2, 2, 24, 16, CHUNK + 7, (5, CHUNK + 7)),
     "odd": (3, 1, 80, 80, 70, (64, 65)),
 }
-LONG = {"many parts": (2, 1, 16, 16, 20 * CHUNK, (16 * CHUNK, 16 * CHUNK + 1, 20 * CHUNK))}  # joined in two rounds
+LONG = {
+    "each its own": (2, 2, 24, 16, CHUNK + 7, (5, CHUNK + 7)),
+    "many parts": (2, 1, 16, 16, 20 * CHUNK, (16 * CHUNK, 16 * CHUNK + 1, 20 * CHUNK)),  # joined in two rounds
+}
 
 
 def errors(

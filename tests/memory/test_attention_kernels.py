@@ -8,7 +8,6 @@ import torch
 
 from core.hf.decode_attention import AttentionKernels, Shape
 from core.memory.codec.kernels.check import Compiler
-from tests.selection import layered
 
 META = torch.device("meta")
 SHAPES = {  # heads, heads of keys and values, width, width of values
@@ -20,13 +19,10 @@ SHAPES = {  # heads, heads of keys and values, width, width of values
 SHARED = {80: 163 << 10, 86: 99 << 10, 89: 99 << 10, 90: 227 << 10, 120: 99 << 10}  # bytes a program can have
 
 
-@pytest.mark.parametrize(
-    ("capability", "name", "dtype"),
-    layered(
-        [(at, name, dtype) for at in SHARED for name in SHAPES for dtype in (torch.bfloat16, torch.float32)],
-        quick=lambda case: case == (86, "narrow", torch.bfloat16),  # where there is least
-    ),
-)
+@pytest.mark.long(0.1)  # test_interpreted.py runs them, test_kernels.py and test_gpu_code.py compile others
+@pytest.mark.parametrize("capability", SHARED)
+@pytest.mark.parametrize("name", SHAPES)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 def test_they_fit_into_the_shared_memory_of_a_program(
     capability: int, name: str, dtype: torch.dtype, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

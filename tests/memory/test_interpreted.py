@@ -152,7 +152,7 @@ def test_every_bit_of_rotary_embeddings_of_drawn_sizes_in_every_number_type() ->
 def test_attention_is_close_to_the_formula(some: dict[str, Any]) -> None:
     """Every shape in two number types, every number of positions in one of them."""
     errors = some["interpreted_attention"]
-    assert len(errors) == 9 and len({case.rpartition(" ")[0] for case in errors}) == 6 and not wrong(errors)
+    assert len(errors) == 7 and len({case.rpartition(" ")[0] for case in errors}) == 4 and not wrong(errors)
 
 
 @pytest.mark.long(0.5)

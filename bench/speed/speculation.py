@@ -15,8 +15,9 @@ from typing import Any
 import torch
 
 from bench.harness.engines import emulated_link, model_of, token_stream
-from bench.harness.figures import ratio, spread
-from bench.harness.report import grid
+from bench.harness.figures import spread
+from bench.harness.paired import times
+from bench.harness.report import grid, interval
 from bench.harness.run import Result, Run, Suite
 from core.engine import Engine
 from core.settings.sampling import Sampling
@@ -98,13 +99,13 @@ class Answer:
 
 
 def _figures(found: dict[str, list[Answer]]) -> Result:
-    times = {kind: [one.ms for one in of] for kind, of in found.items()}
-    best = min(map(str, FIXED), key=lambda kind: median(times[kind]))
+    ms = {kind: [one.ms for one in of] for kind, of in found.items()}
+    best = min(map(str, FIXED), key=lambda kind: median(ms[kind]))
     return {
-        **{kind: {"ms": spread(times[kind]), **dict(_about(of))} for kind, of in found.items()},
-        "over_off": ratio(times["off"], times["lookup"]),
+        **{kind: {"ms": spread(ms[kind]), "rounds_ms": ms[kind], **dict(_about(of))} for kind, of in found.items()},
+        "over_off": times(ms["off"], ms["lookup"])._asdict(),
         "best_fixed": best,
-        "best_over_off": ratio(times["off"], times[best]),
+        "best_over_off": times(ms["off"], ms[best])._asdict(),
         "differing": sum(_differing(found["off"][n], of[n]) for of in found.values() for n in range(len(of))),
     }
 
@@ -121,19 +122,26 @@ def _differing(one: Answer, other: Answer) -> int:
     return sum(int((a != b).sum()) for a, b in zip(one.logits, other.logits, strict=True))
 
 
+def _verdict(found: dict[str, float | None], wanted: float) -> str:
+    """Whether a ratio is surely as wanted, as far as there are enough texts to tell."""
+    low, high = found["low"], found["high"]
+    if low is None or high is None:
+        return "of too few texts"
+    return "kept" if low >= wanted else "MISSED" if high < wanted else "not told apart"
+
+
 def table(r: Result) -> list[str]:
     faster, never_below = r["goals"]
     rows = []
     for of in r["rows"]:
         wanted = faster if of["text"] == "repeated" and of["resident"] <= HALF else never_below
-        goal = f"{wanted:g} {'kept' if of['over_off'] >= wanted else 'MISSED'}"
-        fixed = f"{of['best_over_off']:.2f} ({of['best_fixed']})"
+        fixed = f"{of['best_fixed']}: {interval(of['best_over_off'])}"
         lookup, off = of["lookup"], of["off"]
         figures = (
             f"{off['ms']['median']:.2f}",
             f"{lookup['ms']['median']:.2f}",
-            f"{of['over_off']:.2f}",
-            goal,
+            interval(of["over_off"]),
+            f"{wanted:g} {_verdict(of['over_off'], wanted)}",
             fixed,
             f"{lookup['tokens_per_pass']:.2f}",
             f"{lookup['accepted']:.2f} of {lookup['drafted']:.2f}",
@@ -144,8 +152,8 @@ def table(r: Result) -> list[str]:
         rows.append((of["budget"], link, of["text"], *figures))
     heads = ("budget", "link", "text", "off", "lookup", "faster", "goal", "best fixed", "a pass", "accepted", "experts")
     return [
-        f"{r['model']}: ms a token; medians of {r['rounds']} texts of {r['tokens']} tokens after {r['prompt']}; links "
-        "in GB/s are emulated",
+        f"{r['model']}: ms a token, medians of {r['rounds']} texts of {r['tokens']} tokens after {r['prompt']}, and "
+        "how many times as fast, with the interval of the texts; links in GB/s are emulated",
         *grid((*heads, "bits"), rows),
         "  a pass: tokens; accepted: of guessed ones, a token; experts: asked for, a token, with guesses and without; "
         "bits: logits that differ from those of off",

@@ -9,6 +9,7 @@ from core.settings.drafts import DraftSettings
 from core.types import StepRecord
 
 MOST = 8  # tokens that a pass verifies
+REST = 3  # passes without a look at guesses, at most, after some that did not pay
 NOT_FAST = "the model is not computed by the fast arithmetic's program on a CPU"
 STATES = "the model keeps states, of which no token can be taken back"
 
@@ -23,6 +24,8 @@ class Drafter:
         self._objection = NOT_FAST if not fast else "" if most > 0 else STATES
         self._most, self._used = min(MOST, most), False
         self._guess: Guess | None = None
+        self._rest = self._rested = 0  # passes to come without a look, and how many there were the last time
+        self._looks = False  # at the pass that comes
 
     def configure(self, old: DraftSettings | None, new: DraftSettings) -> None:
         """Guess, or do not, from the next pass on."""
@@ -35,16 +38,18 @@ class Drafter:
         `allowed`."""
         sequence.draft = []
         self._guess = None
-        if not self._used:
+        self._rest, self._looks = max(0, self._rest - 1), self._used and not self._rest
+        if not self._looks:
             return
         most = min(self._most, sequence.stop.limit - sequence.drawn - 1)
         self._guess = guess = sequence.lookup.guess(sequence.ids, most)
         if guess is not None and allowed:
             sequence.draft = guess.tokens[: self.gate.choose(guess.matched, len(guess.tokens))]
+            self._rest = self._rested = 0 if sequence.draft else min(REST, 2 * self._rested + 1)
 
     def passed(self, sequence: Sequence, drawn: list[int], step: StepRecord) -> None:
         """That pass has drawn these tokens: all of the draft that were right, and the one that follows them."""
-        if not self._used:
+        if not self._looks:
             return
         verified, guess = len(sequence.draft), self._guess
         if guess is not None:

@@ -59,10 +59,16 @@ def test_the_time_of_a_token_is_in_parts_that_add_up_beside_the_speed_limit(dash
     page.wait_for_function("document.querySelector('.deck').dataset.busy === '0'")
     limit = dashboard.frame()["limit"]
     assert abs(sum(limit["parts_ms"].values()) - limit["total_ms"]) < 1e-6
-    shown = page.evaluate("""Object.fromEntries([...document.querySelectorAll('[data-k=tpot-legend] [data-part]')]
-        .map((item) => [item.dataset.part, parseFloat(item.querySelector('b').textContent)]))""")
-    assert shown.keys() == {name for name, ms in limit["parts_ms"].items() if ms >= 5e-4 or name == "computing"}
-    assert all(abs(ms - limit["parts_ms"][name]) < 0.006 + 0.006 * ms for name, ms in shown.items())
+    items = "[...document.querySelectorAll('[data-k=tpot-legend] [data-part]')]"
+    page.wait_for_function(  # the deck draws the last frame a little later than the server has it
+        f"""(parts) => {items}.every((item) => {{
+            const ms = parseFloat(item.querySelector('b').textContent);
+            return Math.abs(ms - parts[item.dataset.part]) < 0.006 + 0.006 * ms;
+        }})""",
+        arg=limit["parts_ms"],
+    )
+    shown = set(page.evaluate(f"{items}.map((item) => item.dataset.part)"))
+    assert shown == {name for name, ms in limit["parts_ms"].items() if ms >= 5e-4 or name == "computing"}
     page.focus(".deck canvas[data-c=tpot]")
     page.keyboard.press("ArrowLeft")
     assert "ms = computing" in page.evaluate("document.querySelector('[data-k=say]').textContent")

@@ -20,6 +20,7 @@ from bench.harness.paired import times
 from bench.harness.report import grid, interval
 from bench.harness.run import Result, Run, Suite
 from core.engine import Engine
+from core.engine.draft_gate import DraftGate
 from core.settings.sampling import Sampling
 from core.types import Ids, StepRecord
 
@@ -38,15 +39,20 @@ def measure(run: Run, model: str = "demo", budgets: str = "25%,50%,100%", rounds
     for budget in budgets.split(","):
         engine = run.engine(path, {"budget": budget, "link": "own"}, endless=True, arithmetic="fast", context=512)
         texts = _texts(engine, rounds + 1, tokens)
-        layer_ms = Answer(engine, "off", texts["held out"][0]).ms / engine.shape.layers
+        layer_ms = Answer(engine, "off", DraftGate(), texts["held out"][0]).ms / engine.shape.layers
         for link in ({"link": "own"}, emulated_link(layer_ms, engine.sizes.blob)):
             engine.change(link)
             for text in TEXTS:
+                gates = {kind: DraftGate() for kind in KINDS}  # each learns from its own passes alone
 
                 def answered(
-                    kind: str, number: int, of: list[list[int]] = texts[text], engine: Engine = engine
+                    kind: str,
+                    number: int,
+                    of: list[list[int]] = texts[text],
+                    engine: Engine = engine,
+                    gates: dict[str, DraftGate] = gates,
                 ) -> Answer:
-                    return Answer(engine, kind, of[number])
+                    return Answer(engine, kind, gates[kind], of[number])
 
                 of = run.by_turns(KINDS, answered, rounds, what=f"{budget}, {link['link']} link, {text}")
                 about = {
@@ -75,9 +81,9 @@ def _texts(engine: Engine, count: int, tokens: int) -> dict[str, list[list[int]]
 class Answer:
     """One text, written: the records of the passes that count, and the logits of all tokens."""
 
-    def __init__(self, engine: Engine, kind: str, text: list[int]) -> None:
+    def __init__(self, engine: Engine, kind: str, gate: DraftGate, text: list[int]) -> None:
         engine.change({"drafts": "off" if kind == "off" else "lookup"})
-        engine.parts.drafter.gate.fixed = int(kind) if kind.isdigit() else None
+        gate.fixed, engine.parts.drafter.gate = int(kind) if kind.isdigit() else None, gate
         engine.expert_cache.start_over()
         self.logits, steps = list[torch.Tensor](), list[StepRecord]()
 

@@ -160,8 +160,9 @@ class SettingsController:
         if changed:
             to.prediction.throttle.restart()  # what these measured was of other settings
             to.host.throttle.restart()
-            to.drafter.gate.restart()
             to.prediction.predictor_host.answer_wait.restart()
+        if changed.keys() - {"drafts"}:
+            to.drafter.gate.restart()  # that of drafts changes no time of a pass
         to.memory.prefix_cache.configure(old.kv, new.kv)
         if to.prediction.predictor_host.profile is not profile:
             to.memory.prefix_cache.clear()

@@ -248,6 +248,20 @@ def test_where_it_would_blur_what_is_recorded_it_rests(engine: Engine) -> None:
     assert Answer(engine, Sampling(max_new_tokens=TOKENS)).stats.more["drafted"]
 
 
+def test_what_passes_took_is_kept_until_something_else_is_changed(engine: Engine) -> None:
+    guessing(engine, 4)
+    Answer(engine, Sampling(max_new_tokens=20))
+    gate = engine.parts.drafter.gate
+    gate.fixed = None
+    assert gate.took_ms(5) is not None
+    for drafts in ("off", "lookup"):
+        engine.change({"drafts": drafts})
+    assert gate.took_ms(5) is not None
+    engine.change({"eviction": "lfu"})
+    assert gate.took_ms(5) is None
+    engine.change({"eviction": engine.spec.settings["eviction"]})
+
+
 @pytest.mark.parametrize(
     ("arch", "arithmetic", "why"), [("qwen3_next", "fast", "states"), ("mixtral", "reference", "fast arithmetic")]
 )

@@ -24,7 +24,7 @@ from tests.selection import layered
 
 PROMPT = "hello there, how are you? " * 2
 BUDGETS = ("30%", "45%", "70%", "100%")
-TOKENS, LEAST, LONG = 8, 500, 20_000  # tokens and accesses of each of the FEW, accesses of the MANY together
+TOKENS, LEAST, LONG = 16, 1_000, 20_000  # tokens and accesses of each of the FEW, accesses of the MANY together
 
 
 class Case(NamedTuple):

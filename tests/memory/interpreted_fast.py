@@ -28,7 +28,7 @@ DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 SOME = ("int4-g64", "int3", "bfloat16")  # pairs of codes, three bits, none
 ODD = (float("nan"), float("inf"), -0.0, 1e-45, 3e38)
 EXPERTS: dict[str, dict[str, Any]] = {
-    "int4-g32": {"hidden": 32},
+    "int4-g32": {},
     "mxfp4": {"oss": True, "chosen": 3},
     "checkpoint": {"oss": True},
     "int8": {"chosen": 1, "dtype": torch.float32},
@@ -53,8 +53,8 @@ def found(which: str) -> dict[str, int]:
     odd_numbers(differ, ("int4-g64", "mxfp4", "int8", "float32") if whole else ("int8-g32",))
     turned(differ)
     rounded_once(differ)
-    for name in EXPERTS if whole else ("int4-g32",):
-        differ |= {f"expert {name} {what}": count for what, count in expert(name, **EXPERTS[name]).items()}
+    for name, how in EXPERTS.items() if whole else (("int4-g32", {"hidden": 32}),):
+        differ |= {f"expert {name} {what}": count for what, count in expert(name, **how).items()}
     for name in GATES:
         differ[f"gate {name}"] = activation(GATES[name])
     for shared in ("", "plain", "gated"):

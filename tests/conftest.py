@@ -10,7 +10,7 @@ import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -71,8 +71,10 @@ def _engines_collect_what_tests_made(request: pytest.FixtureRequest) -> Iterator
 
 @pytest.fixture(scope="session", autouse=True)
 def _loads_time_little() -> Iterator[None]:
-    """Two passes instead of nine, and two calls of each way to multiply: what they take matters to no test. Norms are
-    tried on fewer numbers, as at every load: test_fast_rmsnorm.py and test_fused_rmsnorm.py try them on more."""
+    """Two passes instead of nine, two calls of each way to multiply, and less text for a distance: what they take
+    matters to no test. Norms are tried on fewer numbers, as at every load: test_fast_rmsnorm.py and
+    test_fused_rmsnorm.py try them on more."""
+    from core.engine import program_trial
     from core.hf import fast_rmsnorm, fused_rmsnorm
     from core.runtime import product_trials, warmup
 
@@ -80,6 +82,7 @@ def _loads_time_little() -> Iterator[None]:
         patch.setattr(warmup, "PASSES", 2)
         patch.setattr(product_trials, "ROUNDS", 2)
         patch.setattr(product_trials, "CALLS", 1)
+        patch.setattr(program_trial, "PIECES", 4)
         patch.setattr(fused_rmsnorm, "ELEMENTS", 1 << 12)
         patch.setattr(fast_rmsnorm, "ELEMENTS", 1 << 10)
         yield
@@ -98,6 +101,28 @@ def _the_reference_computes() -> Iterator[None]:
     LoadSpec.checked = checked  # type: ignore[method-assign, assignment]
     yield
     LoadSpec.checked = real  # type: ignore[method-assign]
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _models_of_one_config_are_measured_once() -> Iterator[None]:
+    """Whatever folder they are in: most tiny checkpoints differ in their weights alone."""
+    from core.capacity import plan
+    from core.hf.files import stamp
+
+    real, known = plan._outlined, {}
+
+    def outlined(path: Path, changed: tuple[int, ...], dtype: str) -> Any:
+        config = path / "config.json"
+        text = config.read_text(encoding="utf-8") if config.is_file() else ""
+        if changed != stamp(path) or (dtype == "auto" and 'dtype"' not in text):  # else its weights tell
+            return real(path, changed, dtype)
+        if (text, dtype) not in known:
+            known[text, dtype] = real(path, changed, dtype)
+        return known[text, dtype]
+
+    plan._outlined = outlined  # type: ignore[assignment]
+    yield
+    plan._outlined = real
 
 
 @pytest.fixture(scope="session", autouse=True)

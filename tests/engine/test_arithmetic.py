@@ -16,7 +16,7 @@ import torch
 from core.engine import Engine, arithmetic, program_trial
 from core.engine.arithmetic import BOUND, ENOUGH, ROUNDING_BF16, Arithmetic, Distance, kept_in
 from core.engine.batch_request import BatchRequest
-from core.engine.distance import compare, distance_of, within
+from core.engine.distance import PIECES, compare, distance_of, within
 from core.engine.program_trial import MEASURING
 from core.errors import SettingError
 from core.measure.distance import measure, measured
@@ -150,8 +150,9 @@ class Seen:
             self.cancel.set()
 
 
-def test_by_default_the_demo_model_is_fast_by_measurement(kept: Path) -> None:
+def test_by_default_the_demo_model_is_fast_by_measurement(kept: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As everybody loads it first."""
+    monkeypatch.setattr(program_trial, "PIECES", PIECES)
     assert declared(LoadSpec)["arithmetic"].default == LoadSpec().arithmetic == "auto"
     for measures in (True, False):
         progress = Seen()
@@ -170,7 +171,6 @@ def test_beyond_the_bound_the_reference_computes(
 ) -> None:
     """What was measured lives for the process where no file is named."""
     monkeypatch.setattr(arithmetic, "BOUND", -1.0)
-    monkeypatch.setattr(program_trial, "PIECES", 4)
     monkeypatch.setattr(arithmetic, "_of_process", {})
     monkeypatch.setattr(arithmetic, "_file", None)
     how = dict(dtype="float32", format="int8")

@@ -69,9 +69,13 @@ class ExpertCache(CacheLayout):
         addresses, i64 by eid, 0 for all others. 0 = it would find none."""
         return self.requests.hits_at()
 
-    def count_hits(self, first: int, wanted: Sequence[Sequence[int]]) -> None:
+    def count_hits(
+        self, first: int, wanted: Sequence[Sequence[int]], ids: Sequence[Sequence[int]] | None = None
+    ) -> None:
         """Count requests of layers from the `first` on: of each the experts, distinct, which native code has found in
-        the slots of `hits_at`."""
+        the slots of `hits_at`. `ids` [T][k]: what several tokens chose, in the only layer."""
+        if ids is not None:
+            self.core.chosen(first, ids)
         self.requests.count_hits(first, wanted)
 
     def prefetch(

@@ -45,6 +45,7 @@ class MoEStep:
         self.math, self.expert_cache, self.transfers, self.sink = math, expert_cache, transfers, sink
         self.prefetcher, self.miss, self.host = prefetcher, miss, host
         self._on_gpu = math[0].codec.device.type == "cuda"  # which computes while this thread goes on
+        self._fast, self._idle = isinstance(math[0], FastMath), any(one.has_idle for one in math)
         self.routers: RouterPlan | None = None  # that the predictor has the program ask in the pass
         self._tap: Tap | None = None
         self._hearing: Prefetcher | None = None
@@ -59,8 +60,9 @@ class MoEStep:
         self._miss = miss if miss is not None and miss.active else None
         self._host = self.host if self.host is not None and self.host.used else None
         self.routers = self._prefetcher.routers if self._prefetcher is not None else None
-        alone = not (self._on_gpu or self._by_row or self._miss is not None)
-        self._looks_up = alone and self._prefetcher is None
+        alone = not (self._on_gpu or (self._by_row and not self._fast) or self._miss is not None)
+        whole = batch.size == 1 or not self._idle  # every expert that is chosen is computed
+        self._looks_up = alone and whole and self._prefetcher is None
         self._skips = alone and self._prefetcher is not None and self._prefetcher.skips
         if self._hearing is not None:
             self._hearing.leave_cache(-1)
@@ -72,7 +74,7 @@ class MoEStep:
             self.host.abandon()
         self._host = None  # what computes missing experts of the pass where they lie
         self._by_row = False  # the pass computes one token of each sequence, each row by itself
-        self._looks_up = False  # a token's experts may all be hits, and then nothing else is to be done
+        self._looks_up = False  # the experts may all be hits, and then nothing else is to be done
         self._skips = False  # ... where all that is predicted is there, too
         self.routers = None
         hearing, self._hearing = self._hearing, None  # the prefetcher, in a pass in which a worker's answers prefetch
@@ -108,9 +110,9 @@ class MoEStep:
         return result
 
     def hits_at(self) -> int:
-        """As `ExpertCache.hits_at`, in a pass over one token in which layers whose experts are all hits ask for nothing
-        else; 0 otherwise."""
-        if not (self._looks_up or self._skips) or self._tap is not None or not isinstance(self.math[0], FastMath):
+        """As `ExpertCache.hits_at`, in a pass in which layers whose experts are all hits ask for nothing else; 0
+        otherwise."""
+        if not (self._looks_up or self._skips) or self._tap is not None or not self._fast:
             return 0
         return self.expert_cache.hits_at()
 
@@ -119,13 +121,17 @@ class MoEStep:
         if self._prefetcher is not None:
             self._prefetcher.answered(layer, answers)
 
-    def computed(self, first: int, chosen: Sequence[list[int]]) -> None:
-        """The experts that a token chose in each layer from the `first` on were computed in the slots of `hits_at`."""
-        self.expert_cache.count_hits(first, chosen)
+    def computed(self, first: int, chosen: Sequence[list[list[int]]]) -> None:
+        """The experts [T][k] chosen in each layer from the `first` on were computed in the slots of `hits_at`."""
+        several = len(chosen[0]) > 1
+        if not several:
+            self.expert_cache.count_hits(first, [ids for (ids,) in chosen])
         if self._prefetcher is not None:
-            self._prefetcher.passed(first, chosen)
-        for layer, ids in enumerate(chosen, first):
-            self.sink.layer(layer, [ids], None)
+            self._prefetcher.passed(first, [ids for (ids,) in chosen])
+        for layer, rows in enumerate(chosen, first):
+            if several:
+                self.expert_cache.count_hits(layer, [distinct(rows)], rows)
+            self.sink.layer(layer, rows, None)
 
     def _product(self, layer: int, routed: Routed) -> Product:
         """How the rows of a layer are computed."""

@@ -20,6 +20,7 @@ from core.policy.throttle import Throttle
 from core.runtime.batch import Batch
 from core.runtime.miss import MissPolicy
 from core.runtime.prediction.predictor_host import PredictorHost
+from core.runtime.rows import distinct
 from core.runtime.step_sink import Requests
 from core.runtime.trace_capture import TraceCapture
 from core.settings.telemetry import TelemetrySettings
@@ -29,8 +30,8 @@ LONG_S = 0.3  # a pass that takes longer is shown while it is computed
 LATER = frozenset((*FIGURES, "ids", "layer", "expert", "outcome", "transfers"))
 DEFAULTS = {one.name: one.default for one in fields(StepRecord) if one.default is not MISSING and one.name not in LATER}
 Ran = tuple[int, list[list[int]], Requests | None]
-"""A layer that ran: which, the router's choice [T][k], and the outcome of each distinct expert's request; None = those
-of one token, all of them hits."""
+"""A layer that ran: which, the router's choice [T][k], and the outcome of each distinct expert's request; None = all of
+them were hits."""
 Copy = tuple[int, int, bool, float, float, float, bool]
 """(eid, bytes, demand, submitted, started, ended: seconds on the session's clock, whether it was read from disk)"""
 
@@ -56,10 +57,10 @@ def flattened(shape: ModelShape, counts: Counts, copies: Sequence[Copy], ran: Se
         for row in ids:
             chosen.fromlist(row)
     requests = None
-    if [some for _, _, some in ran if some is not None]:
+    if [some for _, ids, some in ran if some is not None or len(ids) > 1]:
         made, experts, outcomes = list[int](), array("h"), bytearray()
         for _, ids, some in ran:
-            named = ids[0] if some is None else [one.expert for one in some]
+            named = distinct(ids) if some is None else [one.expert for one in some]
             made.append(len(named))
             experts.fromlist(named)
             outcomes += bytes([Outcome.HIT] * len(named) if some is None else [one.outcome for one in some])
@@ -161,7 +162,7 @@ class Recorder:
 
     def layer(self, layer: int, ids: list[list[int]], requests: Requests | None) -> None:
         """Record one computed MoE layer: the router's choice [T][k] and the outcome of each distinct expert's request;
-        None = those of one token, all of them hits."""
+        None = all of them were hits."""
         if self.enabled:
             self._ran.append((layer, ids, requests))
 

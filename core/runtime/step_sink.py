@@ -22,7 +22,7 @@ class StepSink(Protocol):
 
     def layer(self, layer: int, ids: list[list[int]], requests: Requests | None) -> None:
         """A layer was computed: the router's choice [T][k], and the outcome of each distinct expert's request; None =
-        the experts of one token, all of them hits."""
+        all of them were hits."""
 
     def waited(self, seconds: float, *, late: bool) -> None:
         """Computing waited for a copy; `late`: for a prefetch that did not land in time."""

@@ -14,6 +14,8 @@ import torch
 from transformers import DynamicCache, Qwen3MoeForCausalLM
 
 from core.engine import Engine
+from core.engine.batch_request import BatchRequest
+from core.engine.draft_lookup import Guess, Lookup
 from core.memory.codec.native.threads import share
 from core.runtime.batch import Batch, Share
 from core.runtime.kv_cache import SequenceKV
@@ -289,33 +291,46 @@ def test_no_token_is_read_from_outside_of_the_embeddings(demo: Engine, token: in
     assert torch.equal(logits(demo, [1, 2, 3], [3]), wanted)
 
 
-@pytest.mark.parametrize("budget", ["100%", "60%"])
-def test_a_token_in_one_native_call_requests_what_layers_would(
-    demo: Engine, budget: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    native, computed = list[int](), MoEStep.computed
+ROWS = {"token": 1, "drafts": 4, "batch": 3}  # of a pass
+EVICTION = {"token": "lru", "drafts": "lcp", "batch": "lru"}  # LCP counts the tokens that choose an expert
 
-    def heard(step: MoEStep, first: int, chosen: Sequence[list[int]]) -> None:
-        native.extend(range(first, first + len(chosen)))
+
+@pytest.mark.parametrize(("rows", "budget"), [("token", "100%"), ("token", "60%"), ("drafts", "85%"), ("batch", "85%")])
+def test_passes_in_one_native_call_request_what_layers_would(
+    demo: Engine, rows: str, budget: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    native, computed = list[tuple[int, int]](), MoEStep.computed
+
+    def heard(step: MoEStep, first: int, chosen: Sequence[list[list[int]]]) -> None:
+        native.extend((first + at, len(of)) for at, of in enumerate(chosen))
         computed(step, first, chosen)
 
     monkeypatch.setattr(MoEStep, "computed", heard)
-    demo.change({"budget": budget, "predictor": "none", "scope": "layer", "eviction": "lru"})
+    drafts = "lookup" if rows == "drafts" else "off"
+    how = {"budget": budget, "predictor": "none", "scope": "layer", "eviction": EVICTION[rows], "drafts": drafts}
+    demo.change(how)
+    monkeypatch.setattr(demo.parts.drafter.gate, "fixed", ROWS[rows] - 1 or None)
+    monkeypatch.setattr(Lookup, "guess", lambda text, ids, most: Guess([*ids[-3:]][:most], 3) if most > 0 else None)
+    asked = ["The ferry left", "On", "What does it"] if rows == "batch" else ["The ferry left"]
 
     def answer() -> list[object]:
         with demo.workbench("A test begins.") as bench:
             bench.start_over()
         found, seen = list[object](), list[object]()
-        for piece in demo.generate("The ferry left", Sampling(max_new_tokens=24, temperature=0.0)):
-            found.append(piece.text)
+        sampling = Sampling(max_new_tokens=24, temperature=0.0, logprobs=0)
+        for one in demo.generate_many([BatchRequest(at, text, sampling) for at, text in enumerate(asked)]):
+            if (piece := one.piece) is None:
+                continue
+            found.append((one.key, piece.text, piece.logprob))
             if (step := piece.step) is not None and not any(step is one for one in seen):
                 seen.append(step)
-                found.append((step.ids.tolist(), step.expert.tolist(), step.outcome.tolist()))
+                found.append((step.phase, step.ids.tolist(), step.layer.tolist()))
+                found.append((step.expert.tolist(), step.outcome.tolist()))
         return found
 
     wanted = answer()
-    layers = demo.shape.layers
-    assert (len(native) > 20 * layers) if budget == "100%" else 0 < len(native) < 20 * layers
+    passes, layers = sum(of == ROWS[rows] for _, of in native), demo.shape.layers
+    assert (passes > 20 * layers) if budget == "100%" else layers < passes < 20 * layers
     native.clear()
     monkeypatch.setattr(MoEStep, "hits_at", lambda step: 0)
     assert answer() == wanted

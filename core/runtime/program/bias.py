@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import torch
 
-from core.memory.codec.fast.products import GIVEN
+from core.memory.codec.fast.products import COUNT, GIVEN, INTO
 from core.runtime.program.vectors import Kernel
 
 FIELDS = ("given", "slots")
@@ -28,8 +28,8 @@ def kernel(spec: Bias) -> int:
     at = code.fields(FIELDS)
     with code.loop("%from", "%to") as slot:
         header = code.at(at["given"], slot.index, 8 * GIVEN)
-        count, row = (code.load("i64", code.at(header, 8 * i), 8) for i in (2, 4))
-        into = code.load("ptr", code.at(header, 24), 8)
+        count, row = (code.load("i64", code.at(header, 8 * i), 8) for i in (COUNT, GIVEN - 1))
+        into = code.load("ptr", code.at(header, 8 * INTO), 8)
         bias = code.at(code.load("ptr", code.at(at["slots"], slot.index, 8), 8), spec.at)
         with code.loop(0, count) as each:
             out = code.at(into, code.times(each.index, row))

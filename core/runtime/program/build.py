@@ -1,6 +1,6 @@
 """The steps of passes over as many rows of as many sequences: from the embeddings to the logits, layer by layer.
 
-Of one row, the steps of a layer's experts follow its router, for where each is in a slot; the caller computes all
+Of a few rows, the steps of a layer's experts follow its router, for where each is in a slot; the caller computes all
 others.
 """
 
@@ -13,7 +13,7 @@ from core.memory.codec.fast import plain
 from core.memory.codec.fast.products import GIVEN, CanonicalProducts, numbered
 from core.memory.codec.fast.steps import Steps, Work, named
 from core.policy.predict.base import RouterPlan
-from core.runtime.program import bias, combine, gate, gather, routers
+from core.runtime.program import bias, combine, few, gate, gather, routers
 from core.runtime.program.bind import Form, Layer
 from core.runtime.program.built import Built, Memory, Routing, Rows, hooks_around
 from core.runtime.program.experts import ExpertKernels
@@ -25,6 +25,7 @@ from core.runtime.program.weights import FP32, NormWeight, Weight
 STEPS, ROOM = 48, 12288  # steps of a layer without its mixer, and bytes of their arguments
 ROOM_OF_STEP = 256  # bytes of the arguments of a mixer's step, and of one that asks a router
 ASKING = 5  # steps for each router that is asked about a layer's state
+PAIR = 384  # bytes of the arguments of a row and one of its experts
 
 
 class Builder:
@@ -42,15 +43,16 @@ class Builder:
         self._form, self._kernels, self._memory, self.texts, self._plan = form, kernels, memory, texts, plan
         self._routings, self._rests = list[Routing](), [one.rest for one in form.layers if isinstance(one.rest, Routed)]
         self.count = sum([text.rows for text in texts])
+        self._few = self.count <= few.ROWS
         rows = [text.rows for text in texts]
         mixing, layers = sum([layer.mixer.steps_of(rows) for layer in form.layers]), len(form.layers) + 1
         asking = 0 if plan is None else layers * ASKING * (1 + min(plan.distance, layers))
-        room = layers * ROOM + (mixing + asking) * ROOM_OF_STEP + 16 * self.count
+        chosen = sum([one.route.chosen for one in self._rests])
+        room = layers * ROOM + (mixing + asking) * ROOM_OF_STEP + (16 + chosen * PAIR * self._few) * self.count
         self.steps = steps = Steps(layers * STEPS + mixing + asking, room)
         self._table, tokens = steps.put([0]), steps.put([0] * self.count)
         self.positions = steps.put([0] * self.count)
         self._scratch, self._angles = dict[tuple[str, int], torch.Tensor](), dict[int, torch.Tensor]()
-        chosen = sum([layer.rest.route.chosen for layer in form.layers if isinstance(layer.rest, Routed)])
         with torch.inference_mode(False):
             self._rows = self._made_rows()
             self._normed = torch.empty(sum([text.kept for text in texts]), form.hidden)
@@ -124,7 +126,7 @@ class Builder:
         self._combine(rows.x, rows.normed)
 
     def _routed(self, layer: Layer, rest: Routed) -> Routing:
-        """A router, and the experts of one row."""
+        """A router, and the experts of a few rows."""
         rule, count, steps = rest.route, self.count, self.steps
         begin, self._routed_ids = self._routed_ids, self._routed_ids + count * rule.chosen
         ids = self._ids[begin : self._routed_ids].view(count, rule.chosen)
@@ -140,16 +142,22 @@ class Builder:
         plan, rests, at = self._plan, self._rests, len(self._routings)
         answers = routers.ask(self, plan, rests, at, states) if plan is not None else None
         routed = looked = end = len(steps)
-        if count == 1:
+        if self._few:
+            memory = self._memory.at("experts", self._kernels.token_memory(count * rule.chosen, count))
+            x, total = self._rows.normed, self._rows.delta
+        if self._few and count > 1:
+            experts = rest.site.index * rule.experts, rule.experts
+            looked = few.add(steps, self._kernels, ids, experts, self._table, x, weights, total, memory)
+            end = len(steps)
+        elif count == 1:
             slots = routers.find(steps, rest, ids, self._table)
             for layer_at, row in zip(answers.layers, answers.ids, strict=True) if answers is not None else ():
                 routers.find(steps, rests[layer_at], row, self._table)
             if plan is not None and plan.last == "experts" and at and at + 1 == len(rests):
                 routers.find(steps, rests[0], self._routings[0].ids, self._table)
             looked = len(steps)
-            memory = self._memory.at("experts", self._kernels.token_memory(rule.chosen))
-            x, total = self._rows.normed.data_ptr(), self._rows.delta.data_ptr()
-            steps.extend(self._kernels.token(steps, rule.chosen, x, routing.weights.data_ptr(), slots, total, memory))
+            given = x.data_ptr(), weights.data_ptr(), slots, total.data_ptr(), memory
+            steps.extend(self._kernels.token(steps, rule.chosen, *given))
             end = len(steps)
         return routing._replace(answers=answers, routed=routed, looked=looked, end=end)
 

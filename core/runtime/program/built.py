@@ -58,10 +58,18 @@ class Built(NamedTuple):
     table: int  # where that of the experts' slots is
     hooks: tuple[Mapping[int, object], ...]  # those that want to see the experts of a layer
 
-    def chosen(self, begin: int, end: int) -> list[list[int]]:
-        """The experts of a single row by the routings begin..end - 1."""
-        every = self.ids.tolist()
-        return [every[one.at : one.at + one.rest.route.chosen] for one in self.routings[begin:end]]
+    @property
+    def looks(self) -> bool:
+        """Whether the steps of a layer's experts are among its own."""
+        return self.routings[0].looked > self.routings[0].routed
+
+    def chosen(self, begin: int, end: int) -> list[list[list[int]]]:
+        """The experts of each row by the routings begin..end - 1."""
+        every, found = self.ids.tolist(), list[list[list[int]]]()
+        for one in self.routings[begin:end]:
+            rows, k = one.ids.shape
+            found.append([every[at : at + k] for at in range(one.at, one.at + rows * k, k)])
+        return found
 
 
 class Memory:

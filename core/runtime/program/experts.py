@@ -4,8 +4,10 @@ Rows of x are prepared once for all experts of a layer. The output of a row thro
 else is computed with it, and so has its weighted sum, which is added in the router's order.
 """
 
+from array import array
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
+from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -14,7 +16,7 @@ from core.cache.lease import LeasedSegment
 from core.errors import ModelError
 from core.memory.codec import Codec
 from core.memory.codec.base import Base
-from core.memory.codec.fast.products import GIVEN, CanonicalProducts, numbered, serves
+from core.memory.codec.fast.products import CanonicalProducts, numbered, serves
 from core.memory.codec.fast.steps import Steps, Work, named, single
 from core.memory.codec.matrix import Matrix, matrix
 from core.memory.codec.native.team_code import LINE
@@ -46,44 +48,56 @@ class ExpertKernels:
         self.steps = Steps()
         self.tokens: dict[int, TokenSteps] = {}  # by the experts that a token chooses
 
-    def works(
-        self, steps: Steps, counts: Sequence[int], given: Sequence[int], slots: int, out: int, memory: int
-    ) -> Iterable[Work]:
-        """Compute counts[i] rows with the expert in a slot -> consecutive rows [all, hidden] at `out`. `slots`: where
-        their addresses are. `given`: the numbers of the first product for each slot, whose results are [all, 2 * inner]
-        at `memory`."""
-        pairs, wide = sum(counts), 2 * self.inner * 4
-        acts = memory + pairs * wide
-        prepared = acts + pairs * self.inner * 4
-        prepared += -prepared % 64
-        yield self.up.multiply_at(steps, given, slots, FP32)
-        yield from self._added(0, steps, given, slots)
-        yield Work(
-            self._gate,
-            named(gate.FIELDS, x=memory, out=acts),
-            pairs * self.gate.units,
-            1 if pairs > 8 else pairs * self.gate.units,
-        )
-        yield self.down.prepare(acts, self.inner * 4, pairs, prepared)
-        after = [*self.down.given(prepared, counts, out, self.hidden * 4)]
-        yield self.down.multiply_at(steps, after, slots, FP32)
-        yield from self._added(1, steps, after, slots)
+    def works(self, counts: Sequence[int], given: int, after: int, slots: int, memory: int) -> Iterable[Work]:
+        """Compute counts[i] rows with the expert in a slot; all are addresses. `given` and `after`: the numbers of the
+        first and the second product for each slot, whose results are rows [all, 2 * inner] at `memory`, and [all,
+        hidden]; the second one reads the rows at `prepared`."""
+        pairs = sum(counts)
+        yield self.up.multiply_at(counts, given, slots, FP32)
+        yield from self._added(0, counts, given, slots)
+        acts, units = self._acts(memory, pairs), pairs * self.gate.units
+        yield Work(self._gate, named(gate.FIELDS, x=memory, out=acts), units, 1 if pairs > 8 else units)
+        yield self.down.prepare(acts, self.inner * 4, pairs, self.prepared(memory, pairs))
+        yield self.down.multiply_at(counts, after, slots, FP32)
+        yield from self._added(1, counts, after, slots)
+
+    def _acts(self, memory: int, pairs: int) -> int:
+        """Where the activations of so many rows are in the memory of `works`."""
+        return memory + pairs * 2 * self.inner * 4
+
+    def prepared(self, memory: int, pairs: int) -> int:
+        """Where those are as the second product takes them."""
+        begin = self._acts(memory, pairs) + pairs * self.inner * 4
+        return begin + -begin % 64
+
+    def numbers(
+        self, x: int, rows: Sequence[int], counts: Sequence[int], out: int, memory: int
+    ) -> tuple[list[int], list[int]]:
+        """`given` and `after` of `works`: the prepared rows at `x` whose indices are at each of `rows`, and consecutive
+        results at `out`."""
+        wide, ends = 2 * self.inner * 4, accumulate(counts, initial=0)
+        given = [
+            number
+            for index, count, done in zip(rows, counts, ends, strict=False)
+            for number in (x, index, count, memory + done * wide, wide)
+        ]
+        return given, [*self.down.given(self.prepared(memory, sum(counts)), counts, out, self.hidden * 4)]
 
     def row(self, steps: Steps, chosen: int, x: int, slots: int, out: int, memory: int, room: int) -> Iterable[Work]:
         """Compute one row at `x` with the experts in so many slots -> rows [chosen, hidden] at `out`. The prepared row
         is at `memory`, and what is between the products at `room`."""
-        wide = 2 * self.inner * 4
         yield self.up.prepare(x, 0, 1, memory)
-        given = [number for i in range(chosen) for number in (memory, numbered(0), 1, room + i * wide, wide)]
-        yield from self.works(steps, [1] * chosen, given, slots, out, room)
+        counts = [1] * chosen
+        given, after = self.numbers(memory, [numbered(0)] * chosen, counts, out, room)
+        yield from self.works(counts, steps.put(given), steps.put(after), slots, room)
 
-    def outputs_at(self, memory: int) -> int:
-        """Where a row's outputs may be in memory of `token_memory` bytes, aligned."""
-        return memory + self.up.prepared_bytes
+    def outputs_at(self, memory: int, rows: int = 1) -> int:
+        """Where the outputs of so many rows may be in memory of `token_memory` bytes, aligned."""
+        return memory + rows * self.up.prepared_bytes
 
-    def room_at(self, memory: int, chosen: int) -> int:
-        """Where its room is there, behind so many outputs."""
-        room = self.outputs_at(memory) + chosen * self.hidden * 4
+    def room_at(self, memory: int, pairs: int, rows: int = 1) -> int:
+        """Where their room is there, behind so many outputs."""
+        room = self.outputs_at(memory, rows) + pairs * self.hidden * 4
         return room + -room % LINE
 
     def begun(self, numbers: int) -> tuple[Steps, int]:
@@ -101,15 +115,15 @@ class ExpertKernels:
         at = {"experts": out, "pairs": numbered(0), "weights": weights, "out": total}
         yield Work(combine.kernel(combine.Combine(self.hidden, chosen)), named(combine.FIELDS, **at), 1, 1)
 
-    def token_memory(self, chosen: int) -> int:
-        """Bytes that `token` needs."""
-        return self.memory(chosen) + self.up.prepared_bytes + chosen * self.hidden * 4 + LINE
+    def token_memory(self, pairs: int, rows: int = 1) -> int:
+        """Bytes that `token` needs, or so many rows."""
+        return self.memory(pairs) + rows * self.up.prepared_bytes + pairs * self.hidden * 4 + LINE
 
-    def _added(self, product: int, steps: Steps, given: Sequence[int], slots: int) -> Iterator[Work]:
+    def _added(self, product: int, counts: Sequence[int], given: int, slots: int) -> Iterator[Work]:
         """Add the experts' biases to the first or second product, where they have any."""
         kernel = self._biases[product]
         if kernel is not None:
-            yield Work(kernel, named(bias.FIELDS, given=steps.put(given), slots=slots), len(given) // GIVEN, 1)
+            yield Work(kernel, named(bias.FIELDS, given=given, slots=slots), len(counts), 1)
 
     def memory(self, pairs: int) -> int:
         """Bytes that `works` needs for as many rows."""
@@ -147,7 +161,7 @@ class FastRows:
         for row, chosen in enumerate(routed.chosen):
             for place, expert in enumerate(chosen):
                 where.setdefault(expert, []).append(row * self._chosen + place)
-        self._pairs = torch.full((self._tokens * self._chosen,), -1)
+        self._pairs = array("q", [-1]) * (self._tokens * self._chosen)  # where the output of each is
         where.pop(NOTHING, None)
         self._where = where  # of each expert: its pairs, as row * k + place
         self._out = torch.empty(sum(map(len, where.values())), self._kernels.hidden)
@@ -182,29 +196,31 @@ class FastRows:
             counts = [len(self._where[one.expert]) for one in batch]
             pairs = [pair for one in batch for pair in self._where[one.expert]]
             memory = team.memory(ExpertKernels, kernels.memory(len(pairs)))
-            self._pairs[pairs] = torch.arange(self._done, self._done + len(pairs))
-            rows = steps.put([pair // self._chosen for pair in pairs])
-            given, done, wide = list[int](), 0, 2 * kernels.inner * 4
-            for count in counts:
-                given += (x, rows + 8 * done, count, memory + done * wide, wide)
-                done += count
+            for place, pair in enumerate(pairs, self._done):
+                self._pairs[pair] = place
+            first = steps.put([pair // self._chosen for pair in pairs])
+            rows = [first + 8 * done for done in accumulate(counts, initial=0)][:-1]
             out = self._out.data_ptr() + self._done * kernels.hidden * 4
+            given, after = kernels.numbers(x, rows, counts, out, memory)
             slots = steps.put([one.slots[0].parts.at for one in batch])
-            steps.extend(kernels.works(steps, counts, given, slots, out, memory))
+            steps.extend(kernels.works(counts, steps.put(given), steps.put(after), slots, memory))
             steps.run(team)
             self._done += len(pairs)
 
     def combined(self, tap: Tap | None = None) -> torch.Tensor:
         """[T, H] the layer's output; `tap` gets the experts' outputs [T * k, H] before their weights."""
         if tap is not None:
-            tap(torch.where((self._pairs >= 0)[:, None], self._out[self._pairs.clamp(min=0)], 0.0))
+            pairs = torch.tensor(self._pairs)
+            tap(torch.where((pairs >= 0)[:, None], self._out[pairs.clamp(min=0)], 0.0))
         weights = self._routed.weights.float().contiguous()
         total = torch.empty(self._tokens, self._kernels.hidden)
         steps = self._math.steps
         with acquire_team() as team, steps:
             kernel = combine.kernel(combine.Combine(self._kernels.hidden, self._chosen))
-            at = {"experts": self._out, "pairs": self._pairs, "weights": weights, "out": total}
-            steps.add(Work(kernel, named(combine.FIELDS, **at), self._tokens, 8))
+            given = named(
+                combine.FIELDS, experts=self._out, pairs=self._pairs.buffer_info()[0], weights=weights, out=total
+            )
+            steps.add(Work(kernel, given, self._tokens, 8))
             steps.run(team)
         return total.to(self._hidden.dtype)
 

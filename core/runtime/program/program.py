@@ -1,8 +1,8 @@
 """A pass over a model on a CPU in the fast arithmetic, as native calls.
 
-The experts of several rows, and those of one row that are not all hits, are computed by the step that transformers'
-hooks would call, with the same arguments, so that routing, recording, policies, prefetch and lossy modes are the same
-in both arithmetics. Layers of one row whose experts are all hits are computed without a return to Python. Hooks on
+The experts of many rows, and those of a few that are not all hits, are computed by the step that transformers' hooks
+would call, with the same arguments, so that routing, recording, policies, prefetch and lossy modes are the same in both
+arithmetics. Layers of a few rows whose experts are all hits are computed without a return to Python. Hooks on
 embeddings, on the norm before a router, on routers and on experts are called as in a pass of transformers.
 """
 
@@ -32,8 +32,8 @@ Experts = Callable[[ExpertsSite, torch.Tensor, torch.Tensor, torch.Tensor], torc
 
 
 class Hits(Protocol):
-    """The experts in slots, in a pass over one token in which a layer whose experts all are there asks for nothing
-    else, or for no more than what other routers would choose."""
+    """The experts in slots, in a pass over a few tokens in which a layer whose experts all are there asks for nothing
+    else, or over one token for no more than what other routers would choose."""
 
     @property
     def routers(self) -> RouterPlan | None:
@@ -46,8 +46,8 @@ class Hits(Protocol):
     def answered(self, layer: int, answers: Answers) -> None:
         """What `routers` would choose, given the router input of the layer that is computed next."""
 
-    def computed(self, first: int, chosen: Sequence[list[int]]) -> None:
-        """Layers from the `first` on were computed, whose chosen experts all were there."""
+    def computed(self, first: int, chosen: Sequence[list[list[int]]]) -> None:
+        """Layers from the `first` on were computed, whose chosen experts [T][k] all were there."""
 
 
 class Program:
@@ -110,7 +110,7 @@ class Program:
     def _run(self, built: Built, done: int, experts: Experts, hits: Hits | None) -> None:
         """Compute all layers and the logits; `done`: steps that are not needed."""
         steps, table = built.steps, 0
-        found = hits if hits is not None and len(built.rows.x) == 1 and not any(built.hooks) else None
+        found = hits if hits is not None and built.looks and not any(built.hooks) else None
         at = 0  # of the routings
         while at < len(built.routings):
             begin = at

@@ -25,6 +25,7 @@ LONG = 256 << 10  # bytes of the matrix that a thread takes at a time, at most
 SEVERAL = 4  # times that a thread takes some
 TOGETHER = 8  # rows of x that a thread prepares at a time
 GIVEN = 5  # numbers for each slot: those of `rows.Given`
+INDEX, COUNT, INTO = 1, 2, 3  # some of these
 ROWS = "rows"  # the way that multiplies one row of x at a time
 LONGEST = TIMED_ROWS[-1]
 NUMBERED = 1 << 16  # rows of x that are multiplied at once, at most
@@ -56,16 +57,17 @@ class CanonicalProducts:
 
     def multiply(self, steps: Steps, given: Sequence[int], slots: Sequence[int], out: torch.dtype) -> Work:
         """Multiply prepared rows by the matrix of each slot: GIVEN numbers for each."""
-        return self.multiply_at(steps, given, steps.put(slots), out)
+        return self.multiply_at(given[COUNT::GIVEN], steps.put(given), steps.put(slots), out)
 
-    def multiply_at(self, steps: Steps, given: Sequence[int], slots: int, out: torch.dtype) -> Work:
-        """The same with the address of the slots' addresses."""
-        size, counts = self.matrix.outputs * self._row_bytes, given[2::GIVEN]
+    def multiply_at(self, counts: Sequence[int], given: int, slots: int, out: torch.dtype) -> Work:
+        """The same with the addresses of these numbers and of the slots' addresses. `counts`: rows of x for each, which
+        may be others when it runs."""
+        size = self.matrix.outputs * self._row_bytes
         rows = self._at_once(size * sum(counts) // max(counts))
         parts = -(-self.matrix.outputs // rows)
         units = len(counts) * parts
         some = units if len(counts) * size < WORTH_IT else 1  # others would join too late
-        return Work(_multiply(self.matrix, out), (steps.put(given), slots, parts, rows, self.tiled), units, some)
+        return Work(_multiply(self.matrix, out), (given, slots, parts, rows, self.tiled), units, some)
 
     def _at_once(self, size: int) -> int:
         """Rows of the matrix that a thread takes at a time, of `size` bytes in all: long ranges are read faster, but
@@ -225,5 +227,6 @@ def _multiply(matrix: Matrix, out: torch.dtype) -> int:
         last = every.least(every.add(first, some), matrix.outputs)
         slot = every.load("ptr", every.at(slots, one, 8), 8)
         header = every.at(headers, one, 8 * GIVEN)
-        every.do(f"call void @some(ptr {header}, ptr {slot}, i64 {first}, i64 {last}, i64 {tiled})")
+        with every.loop(0, every.least(every.load("i64", every.at(header, 8 * COUNT), 8), 1)):  # of no row, nothing
+            every.do(f"call void @some(ptr {header}, ptr {slot}, i64 {first}, i64 {last}, i64 {tiled})")
     return address(compiled(code, every, width=32)["multiply"])

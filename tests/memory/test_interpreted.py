@@ -39,7 +39,7 @@ def interpreted(*asked: str) -> list[Any]:
 
 
 PLAIN = ("bfloat16", "float16", "float32")
-FAST = ("int4-g64", "int3", "bfloat16")
+FAST = ("int4-g64", "bfloat16")
 SOME = ("interpreted:drawn", "interpreted_ids:2", "interpreted_attention", "interpreted_fast")
 
 

@@ -13,12 +13,12 @@ from core.memory.codec.kernels.products import LANES, LANES_MOST, SCRATCH_BYTES,
 from core.runtime.product import LATE, TOGETHER, limited
 from core.types import Outcome, Segment
 from tests.kernel_cases import codec_of, matrices
-from tests.selection import layered
 
 CPU = torch.device("cpu")
 
 
-@pytest.mark.parametrize("capability", layered([80, 90], quick=lambda capability: capability == 90))
+@pytest.mark.long(0.1)  # by default they are interpreted (test_interpreted.py), and the fast ones are compiled as well
+@pytest.mark.parametrize("capability", [80, 90])
 def test_kernels_compile_without_a_gpu(capability: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The rest, and capability 8.9: python -m core.memory.codec.kernels.check."""
     pytest.importorskip("triton", reason="the package triton is not installed")

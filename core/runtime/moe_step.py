@@ -4,7 +4,7 @@ A step replaces transformers' experts modules. It receives (hidden [T, H], ids [
 own router and returns [T, H].
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 
 import torch
@@ -20,7 +20,9 @@ from core.runtime.host_compute import HostCompute, Rows
 from core.runtime.miss import MissPolicy
 from core.runtime.prefetcher import Prefetcher
 from core.runtime.product import Product
-from core.runtime.program.experts import FastMath, FastRows
+from core.runtime.program import few
+from core.runtime.program.experts import FastMath
+from core.runtime.program.many import FastRows
 from core.runtime.program.routers import Answers
 from core.runtime.program.token import FastToken, fast_all_hits
 from core.runtime.rows import ExpertRows, Routed, compute_all_hits, distinct
@@ -97,8 +99,7 @@ class MoEStep:
         if self.expert_cache.has_pending_prefetches:
             self.expert_cache.arrive(layer, routed.wanted)
         one = len(routed.chosen) == 1
-        kind = (FastToken if one else FastRows) if isinstance(self.math[layer], FastMath) else ExpertRows
-        rows: Rows = kind(self.math[layer], self._product(layer, routed), hidden, routed)
+        rows = self._rows(len(routed.chosen))(self.math[layer], self._product(layer, routed), hidden, routed)
         if not one:
             requests = self._prompt(layer, rows, routed)
         elif self._host is None:
@@ -108,6 +109,12 @@ class MoEStep:
         result = rows.combined(self._tap)
         self.sink.layer(layer, routed.asked, routed.requests(requests))
         return result
+
+    def _rows(self, count: int) -> Callable[[ExpertMath, Product, torch.Tensor, Routed], Rows]:
+        """What computes the experts of so many rows."""
+        if not self._fast:
+            return ExpertRows
+        return FastToken if count == 1 else few.FewRows if count <= few.ROWS else FastRows
 
     def hits_at(self) -> int:
         """As `ExpertCache.hits_at`, in a pass in which layers whose experts are all hits ask for nothing else; 0

@@ -4,7 +4,6 @@ Rows of x are prepared once for all experts of a layer. The output of a row thro
 else is computed with it, and so has its weighted sum, which is added in the router's order.
 """
 
-from array import array
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from itertools import accumulate
@@ -12,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from core.cache.lease import LeasedSegment
 from core.errors import ModelError
 from core.memory.codec import Codec
 from core.memory.codec.base import Base
@@ -20,16 +18,13 @@ from core.memory.codec.fast.products import CanonicalProducts, numbered, serves
 from core.memory.codec.fast.steps import Steps, Work, named, single
 from core.memory.codec.matrix import Matrix, matrix
 from core.memory.codec.native.team_code import LINE
-from core.memory.codec.native.threads import acquire_team
-from core.runtime.expert_math import ExpertMath, Tap
-from core.runtime.product import Product
+from core.runtime.expert_math import ExpertMath
 from core.runtime.program import bias, combine, gate
-from core.runtime.rows import NOTHING, Routed
 
 if TYPE_CHECKING:
+    from core.runtime.program.few import RowSteps
     from core.runtime.program.token import TokenSteps
 
-PAIRS = 256  # rows of resident experts that are computed together: what is between the products stays in the cache
 ARGUMENTS = 8192, 384  # bytes for those of a row's steps, and for each of its experts
 FP32 = torch.float32
 
@@ -47,6 +42,7 @@ class ExpertKernels:
         self._biases = [None if one.bias is None else bias.kernel(_bias(one)) for one in (up, down)]
         self.steps = Steps()
         self.tokens: dict[int, TokenSteps] = {}  # by the experts that a token chooses
+        self.few: dict[tuple[int, int], RowSteps] = {}  # by rows, and the experts that each chooses
 
     def works(self, counts: Sequence[int], given: int, after: int, slots: int, memory: int) -> Iterable[Work]:
         """Compute counts[i] rows with the expert in a slot; all are addresses. `given` and `after`: the numbers of the
@@ -147,82 +143,6 @@ class FastMath(ExpertMath):
     @property
     def can_copy(self) -> bool:
         return False
-
-
-class FastRows:
-    """As `core.runtime.rows.ExpertRows` for several rows, in the fast arithmetic."""
-
-    def __init__(self, math: ExpertMath, product: Product, hidden: torch.Tensor, routed: Routed) -> None:
-        """`hidden` [T, H]: the states that `routed` sends to experts."""
-        assert isinstance(math, FastMath)
-        self._math, self._kernels, self._hidden, self._routed = math, math.kernels, hidden, routed
-        self._tokens, self._chosen = routed.ids.shape
-        where: dict[int, list[int]] = {}
-        for row, chosen in enumerate(routed.chosen):
-            for place, expert in enumerate(chosen):
-                where.setdefault(expert, []).append(row * self._chosen + place)
-        self._pairs = array("q", [-1]) * (self._tokens * self._chosen)  # where the output of each is
-        where.pop(NOTHING, None)
-        self._where = where  # of each expert: its pairs, as row * k + place
-        self._out = torch.empty(sum(map(len, where.values())), self._kernels.hidden)
-        self._done = 0
-        self._x = hidden.float().contiguous()
-        self._prepared = False
-
-    def batches(self, segments: Sequence[LeasedSegment]) -> Iterable[Sequence[LeasedSegment]]:
-        """Resident experts together, as many as have PAIRS rows, then each of the others."""
-        found: list[list[LeasedSegment]] = []
-        size = PAIRS
-        for one in segments:
-            if one.ticket is None:
-                if size >= PAIRS:
-                    found.append([])
-                    size = 0
-                found[-1].append(one)
-                size += len(self._where.get(one.expert, ()))
-        return [*found, *([one] for one in segments if one.ticket is not None)]
-
-    def compute(self, batch: Sequence[LeasedSegment]) -> None:
-        """Compute experts that are in their slots."""
-        batch = [one for one in batch if one.expert in self._where]
-        if not batch:
-            return
-        kernels, steps = self._kernels, self._math.steps
-        with acquire_team() as team, steps:
-            x = team.memory(FastRows, self._tokens * kernels.up.prepared_bytes)
-            if not self._prepared:
-                self._prepared = True
-                steps.add(kernels.up.prepare(self._x.data_ptr(), self._x.stride(0) * 4, self._tokens, x))
-            counts = [len(self._where[one.expert]) for one in batch]
-            pairs = [pair for one in batch for pair in self._where[one.expert]]
-            memory = team.memory(ExpertKernels, kernels.memory(len(pairs)))
-            for place, pair in enumerate(pairs, self._done):
-                self._pairs[pair] = place
-            first = steps.put([pair // self._chosen for pair in pairs])
-            rows = [first + 8 * done for done in accumulate(counts, initial=0)][:-1]
-            out = self._out.data_ptr() + self._done * kernels.hidden * 4
-            given, after = kernels.numbers(x, rows, counts, out, memory)
-            slots = steps.put([one.slots[0].parts.at for one in batch])
-            steps.extend(kernels.works(counts, steps.put(given), steps.put(after), slots, memory))
-            steps.run(team)
-            self._done += len(pairs)
-
-    def combined(self, tap: Tap | None = None) -> torch.Tensor:
-        """[T, H] the layer's output; `tap` gets the experts' outputs [T * k, H] before their weights."""
-        if tap is not None:
-            pairs = torch.tensor(self._pairs)
-            tap(torch.where((pairs >= 0)[:, None], self._out[pairs.clamp(min=0)], 0.0))
-        weights = self._routed.weights.float().contiguous()
-        total = torch.empty(self._tokens, self._kernels.hidden)
-        steps = self._math.steps
-        with acquire_team() as team, steps:
-            kernel = combine.kernel(combine.Combine(self._kernels.hidden, self._chosen))
-            given = named(
-                combine.FIELDS, experts=self._out, pairs=self._pairs.buffer_info()[0], weights=weights, out=total
-            )
-            steps.add(Work(kernel, given, self._tokens, 8))
-            steps.run(team)
-        return total.to(self._hidden.dtype)
 
 
 def matrices(codec: Codec, up: str) -> tuple[Matrix, Matrix]:

@@ -1,14 +1,30 @@
-"""The experts of a few rows, for where each is in a slot: steps that follow a layer's router."""
+"""The experts of a few rows in the fast arithmetic: steps that are written once, as those of one row.
+
+Within a program's steps they follow the layer's router, for where every expert is in a slot. Otherwise the experts that
+are computed together are one native call, and their sums are another.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
 
 import torch
 
-from core.memory.codec.fast.products import numbered
+from core.cache.lease import LeasedSegment
+from core.memory.codec.fast.products import GIVEN, numbered
 from core.memory.codec.fast.steps import Steps, Work, named
+from core.memory.codec.native.team_code import LINE
+from core.runtime.expert_math import ExpertMath, Tap
+from core.runtime.product import Product
 from core.runtime.program import combine, group
-from core.runtime.program.experts import ExpertKernels
+from core.runtime.program.experts import ExpertKernels, FastMath
+from core.runtime.program.many import Pairs, indices
 from core.runtime.program.mixer import some
+from core.runtime.program.token import Call
+from core.runtime.rows import Routed
 
 ROWS = 9  # at most: a token and as many guesses as a pass verifies
+CALLS = 64  # of experts that are computed together, which are kept
 
 
 def add(
@@ -55,3 +71,92 @@ def add(
     given = named(combine.FIELDS, experts=out, pairs=places, weights=weights, out=total)
     steps.add(Work(summed, given, count, some(count)))
     return looked
+
+
+class RowSteps:
+    """So many rows through `chosen` experts each, of any layer of a model. For one layer at a time."""
+
+    def __init__(self, kernels: ExpertKernels, count: int, chosen: int) -> None:
+        self._kernels, pairs = kernels, count * chosen
+        self.x, self.total = torch.empty(count, kernels.hidden), torch.empty(count, kernels.hidden)
+        self.weights = torch.empty(count, chosen)
+        self._memory = torch.empty(kernels.token_memory(pairs, count) + LINE, dtype=torch.uint8)
+        self.prepared = self._memory.data_ptr() + -self._memory.data_ptr() % LINE
+        self.results = kernels.outputs_at(self.prepared, count)
+        self.room = kernels.room_at(self.prepared, pairs, count)
+        begin = self.results - self._memory.data_ptr()
+        out = self._memory[begin : begin + pairs * kernels.hidden * 4]
+        self.out = out.view(torch.float32).view(pairs, kernels.hidden)
+        self._groups: dict[tuple[int, int], Call] = {}
+        steps, places = kernels.begun(pairs)
+        at = {"experts": self.results, "pairs": places, "weights": self.weights.data_ptr()}
+        given = named(combine.FIELDS, out=self.total.data_ptr(), **at)
+        steps.add(Work(combine.kernel(combine.Combine(kernels.hidden, chosen)), given, count, some(count)))
+        self.sum = Call(steps, places)
+
+    def compute(
+        self, slots: Sequence[int], counts: Sequence[int], rows: Sequence[int], done: int, *, prepare: bool
+    ) -> None:
+        """Compute as many of `rows` as there are `counts` with the expert in each of `slots`, whose outputs follow the
+        first `done` ones. `prepare`: x is new."""
+        kernels, call = self._kernels, self._group(len(slots), len(rows))
+        read = indices(call.at + 8 * len(slots), counts)
+        out = self.results + done * kernels.hidden * 4
+        given, after = kernels.numbers(self.prepared, read, counts, out, self.room)
+        call.run([*slots, *rows, *given, *after], 0 if prepare else 1)
+
+    def _group(self, experts: int, rows: int) -> Call:
+        """So many experts, which have so many rows together."""
+        call = self._groups.get((experts, rows))
+        if call is None:
+            kernels, numbers = self._kernels, experts + rows + 2 * GIVEN * experts
+            if len(self._groups) == CALLS:
+                self._groups.pop(next(iter(self._groups)))
+            steps, slots = kernels.begun(numbers)
+            given = slots + 8 * (experts + rows)
+            each, more = divmod(rows, experts)
+            counts = [each + 1] * more + [each] * (experts - more)  # as many as there are; each may have others
+            steps.add(kernels.up.prepare(self.x.data_ptr(), kernels.hidden * 4, len(self.x), self.prepared))
+            steps.extend(kernels.works(counts, given, given + 8 * GIVEN * experts, slots, self.room))
+            call = self._groups[experts, rows] = Call(steps, slots)
+        return call
+
+
+class FewRows:
+    """As `core.runtime.rows.ExpertRows` for a few rows, in the fast arithmetic."""
+
+    def __init__(self, math: ExpertMath, product: Product, hidden: torch.Tensor, routed: Routed) -> None:
+        """`hidden` [T, H]: the states that `routed` sends to experts."""
+        assert isinstance(math, FastMath)
+        self._rows, self._dtype, self._pairs = (
+            _row_steps(math.kernels, *routed.weights.shape),
+            hidden.dtype,
+            Pairs(routed),
+        )
+        self._rows.x.copy_(hidden)
+        self._rows.weights.copy_(routed.weights)
+        self.batches = self._pairs.batches
+
+    def compute(self, batch: Sequence[LeasedSegment]) -> None:
+        """Compute experts that are in their slots."""
+        done = self._pairs.done
+        slots, counts, rows = self._pairs.take(batch)
+        if slots:
+            self._rows.compute(slots, counts, rows, done, prepare=not done)
+
+    def combined(self, tap: Tap | None = None) -> torch.Tensor:
+        """[T, H] the layer's output, valid until the next call; `tap` gets the experts' outputs [T * k, H] before their
+        weights."""
+        if tap is not None:
+            self._pairs.tapped(tap, self._rows.out)
+        self._rows.sum.run(self._pairs.places)
+        return self._rows.total.to(self._dtype)
+
+
+def _row_steps(kernels: ExpertKernels, count: int, chosen: int) -> RowSteps:
+    """Those of passes over so many rows, which the layers of a model share."""
+    found = kernels.few.get((count, chosen))
+    if found is None:
+        with torch.inference_mode(False):
+            found = kernels.few[count, chosen] = RowSteps(kernels, count, chosen)
+    return found

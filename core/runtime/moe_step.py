@@ -47,11 +47,16 @@ class MoEStep:
         self.math, self.expert_cache, self.transfers, self.sink = math, expert_cache, transfers, sink
         self.prefetcher, self.miss, self.host = prefetcher, miss, host
         self._on_gpu = math[0].codec.device.type == "cuda"  # which computes while this thread goes on
-        self._fast, self._idle = isinstance(math[0], FastMath), any(one.has_idle for one in math)
+        self._idle = any(one.has_idle for one in math)  # experts of weight 0 are not computed, of several rows
         self.routers: RouterPlan | None = None  # that the predictor has the program ask in the pass
         self._tap: Tap | None = None
         self._hearing: Prefetcher | None = None
         self.end()
+
+    @property
+    def _fast(self) -> bool:
+        """Whether this is the fast arithmetic, which a load may give up."""
+        return isinstance(self.math[0], FastMath)
 
     def begin(self, batch: Batch) -> None:
         """A pass begins, all of whose layers are computed alike, until `end`."""
@@ -91,7 +96,7 @@ class MoEStep:
         if self._looks_up and len(asked) == 1:
             segments = self.expert_cache.lookup_all_hits(layer, asked[0])
             if segments is not None:
-                compute = fast_all_hits if isinstance(self.math[layer], FastMath) else compute_all_hits
+                compute = fast_all_hits if self._fast else compute_all_hits
                 result = compute(self.math[layer], segments, hidden, asked[0], weights, self._tap)
                 self.sink.layer(layer, asked, None)
                 return result

@@ -15,7 +15,7 @@ from core.memory.codec.fast.steps import Steps, Work, named
 from core.policy.predict.base import RouterPlan
 from core.runtime.program import bias, combine, few, gate, gather, routers
 from core.runtime.program.bind import Form, Layer
-from core.runtime.program.built import Built, Memory, Routing, Rows, hooks_around
+from core.runtime.program.built import Built, Memory, Routing, Rows, hooks_around, placed
 from core.runtime.program.experts import ExpertKernels
 from core.runtime.program.feed_forward import Dense, Routed
 from core.runtime.program.mixer import Text, norm, some
@@ -40,7 +40,8 @@ class Builder:
         plan: RouterPlan | None = None,
     ) -> None:
         """`plan`, for one row: other routers are asked about each layer's state, and their experts looked up, too."""
-        self._form, self._kernels, self._memory, self.texts, self._plan = form, kernels, memory, texts, plan
+        self._form, self._kernels, self._memory, self._plan = form, kernels, memory, plan
+        self.texts: Sequence[Text] = [placed(text, at) for at, text in enumerate(texts)]
         self._routings, self._rests = list[Routing](), [one.rest for one in form.layers if isinstance(one.rest, Routed)]
         self.count = sum([text.rows for text in texts])
         self._few = self.count <= few.ROWS
@@ -66,7 +67,8 @@ class Builder:
         logits, found = self._head(), tuple(self._routings)
         addresses = tokens, self.positions, embedded, logits, self._table
         hooks = tuple([hooks for one in found for hooks in hooks_around(one)])
-        self.built = Built(self._rows, self._scratch, steps, found, self._ids, self._normed, *addresses, hooks)
+        bound = [text.held for text in texts]
+        self.built = Built(self._rows, self._scratch, steps, found, self._ids, self._normed, *addresses, hooks, bound)
 
     def _made_rows(self) -> Rows:
         form, hidden = self._form, self._form.hidden
@@ -143,7 +145,7 @@ class Builder:
         answers = routers.ask(self, plan, rests, at, states) if plan is not None else None
         routed = looked = end = len(steps)
         if self._few:
-            memory = self._memory.at("experts", self._kernels.token_memory(count * rule.chosen, count))
+            memory = self._memory.at("experts", self._kernels.token_memory(few.ROWS * rule.chosen, few.ROWS))
             x, total = self._rows.normed, self._rows.delta
         if self._few and count > 1:
             experts = rest.site.index * rule.experts, rule.experts
@@ -234,6 +236,6 @@ class Builder:
             return x.data_ptr()
         name = f"prepared {one.bits} {min(one.group, 64)} {one.table} {one.inputs}"
         if name not in prepared:
-            prepared[name] = self._memory.at(name, rows * products.prepared_bytes)
+            prepared[name] = self._memory.at(name, max(rows, few.ROWS) * products.prepared_bytes)
             self.steps.add(products.prepare(x.data_ptr(), x.stride(0) * 4, rows, prepared[name]))
         return prepared[name]

@@ -1,14 +1,16 @@
 """The steps of a pass and the memory that they compute in, as `core.runtime.program.build` makes them."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import torch
 
-from core.memory.codec.fast.steps import Steps
+from core.hf.reserved_layers import Held
+from core.memory.codec.fast.steps import Place, Steps
 from core.memory.codec.native.team_code import LINE
 from core.runtime.program.bind import Layer
 from core.runtime.program.feed_forward import Routed
+from core.runtime.program.mixer import Text
 from core.runtime.program.routers import Answers
 
 
@@ -57,6 +59,16 @@ class Built(NamedTuple):
     logits: int  # where the address of the logits is
     table: int  # where that of the experts' slots is
     hooks: tuple[Mapping[int, object], ...]  # those that want to see the experts of a layer
+    bound: list[tuple[Held, ...]]  # the memory of the sequences that it is for
+
+    def bind(self, texts: Sequence[Text]) -> None:
+        """It is for sequences in other memory of the same sizes."""
+        for number, text in enumerate(texts):
+            if text.held is not self.bound[number]:
+                for layer, held in enumerate(text.held):
+                    for at, address in enumerate(held.addresses):
+                        self.steps.move((number, layer, at), address)
+                self.bound[number] = text.held
 
     @property
     def looks(self) -> bool:
@@ -70,6 +82,16 @@ class Built(NamedTuple):
             rows, k = one.ids.shape
             found.append([every[at : at + k] for at in range(one.at, one.at + rows * k, k)])
         return found
+
+
+def placed(text: Text, number: int) -> Text:
+    """A text, number so many of a pass, whose memory may be elsewhere in later ones."""
+    return text._replace(
+        held=tuple(
+            held._replace(addresses=tuple(Place(one, (number, layer, at)) for at, one in enumerate(held.addresses)))
+            for layer, held in enumerate(text.held)
+        )
+    )
 
 
 class Memory:

@@ -47,10 +47,11 @@ def add(
     out, room = kernels.outputs_at(memory, count), kernels.room_at(memory, pairs, count)
     rows, places, slots = (steps.put([0] * pairs) for _ in range(3))
     up, down = map(steps.put, kernels.numbers(memory, [rows] * pairs, [1] * pairs, out, room))
-    kernel = group.kernel(experts[1], chosen, count, 2 * kernels.inner * 4, hidden * 4)
+    kernel = group.kernel(experts[1], chosen, 2 * kernels.inner * 4, hidden * 4)
     found = named(
         group.FIELDS,
         ids=ids,
+        count=count,
         first=experts[0],
         table=table,
         stop=steps.stop,

@@ -8,11 +8,11 @@ import functools
 from core.memory.codec.fast.products import COUNT, GIVEN, INDEX, INTO
 from core.runtime.program.vectors import Kernel
 
-FIELDS = ("ids", "first", "table", "stop", "slots", "up", "down", "rows", "pairs", "numbers", "room", "out")
+FIELDS = ("ids", "count", "first", "table", "stop", "slots", "up", "down", "rows", "pairs", "numbers", "room", "out")
 
 
 @functools.cache
-def kernel(experts: int, chosen: int, count: int, wide: int, hidden: int) -> int:
+def kernel(experts: int, chosen: int, wide: int, hidden: int) -> int:
     """The address of the kernel. One unit: ids [count, chosen], i64, of which id + `first` is an expert's place in a
     table of slots' addresses, i64, 0 = none; `table`: where the address of that is. Of the pairs that are numbered so,
     those of an expert come to consecutive places, experts in the order in which rows first choose them:
@@ -24,9 +24,10 @@ def kernel(experts: int, chosen: int, count: int, wide: int, hidden: int) -> int
       go to `room` and `out`, `wide` and `hidden` bytes each. Slots that are not needed multiply no row.
     - stop, i64: 1 where an expert is in no slot
     """
-    code, most = Kernel("group"), count * chosen
+    code = Kernel("group")
     held, begun, state = code.stack(8 * experts), code.stack(8 * experts), code.stack(16)
-    at = code.fields(FIELDS, ("first",))
+    at = code.fields(FIELDS, ("count", "first"))
+    most = code.times(at["count"], chosen)
     table, done = code.at(code.load("ptr", at["table"], 8), at["first"], 8), code.at(state, 8)
     code.run("llvm.memset.p0.i64", ("ptr", held), ("i8", "0"), ("i64", str(8 * experts)), ("i1", "false"))
     for of in (state, done):
@@ -52,7 +53,7 @@ def kernel(experts: int, chosen: int, count: int, wide: int, hidden: int) -> int
             code.store("i64", "0", code.at(held, expert, 8), 8)
             code.store("i64", code.add(index, 1), state, 8)
             code.store("i64", code.add(first, own), done, 8)
-    with code.loop(0, count) as row, code.loop(0, chosen) as choice:
+    with code.loop(0, at["count"]) as row, code.loop(0, chosen) as choice:
         pair_at = code.add(code.times(row.index, chosen), choice.index)
         place = code.at(begun, code.integer(at["ids"], pair_at), 8)
         first = code.load("i64", place, 8)

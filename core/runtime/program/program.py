@@ -26,7 +26,7 @@ from core.runtime.program.feed_forward import Routed
 from core.runtime.program.mixer import Text
 from core.runtime.program.routers import Answers
 
-KEPT, LONG = 8, 64  # kinds of passes whose steps are kept, of up to so many rows; of longer ones the last alone
+KEPT, LONG = 16, 64  # kinds of passes whose steps are kept, of up to so many rows; of longer ones the last alone
 
 Experts = Callable[[ExpertsSite, torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
 
@@ -168,7 +168,7 @@ class Program:
 
     def _built(self, texts: Sequence[Text], plan: RouterPlan | None) -> Built:
         """The steps of a pass: those of the last few kinds are kept."""
-        key = plan, *[(rows, kept, held) for _, held, rows, kept in texts]
+        key = plan, *[(rows, kept, tuple([one.positions for one in held])) for _, held, rows, kept in texts]
         built = self._kept.pop(key, None)
         if built is None:
             moved = self._memory.moved
@@ -176,6 +176,7 @@ class Program:
             if moved != self._memory.moved:
                 self._kept.clear()
                 built = Builder(self.form, self._kernels, self._memory, texts, plan).built
+        built.bind(texts)
         self._kept[key] = built  # as the last one
         if len(self._kept) > (KEPT if len(built.rows.x) <= LONG else 1):
             self._kept.pop(next(iter(self._kept)))

@@ -26,8 +26,8 @@ def test_it_is_a_loop_over_pairs(data: st.DataObject) -> None:
     to = {name: torch.full((pairs,), never) for name in ("slots", "rows", "pairs")}
     products = {name: torch.full((pairs, GIVEN), never) for name in ("up", "down")}
     read = {"ids": torch.tensor(ids), "table": cell, "stop": stop, "numbers": numbers}
-    arguments = named(group.FIELDS, first=FIRST, room=ROOM, out=OUT, **read, **to, **products)
-    single(group.kernel(experts, chosen, rows, WIDE, HIDDEN), arguments, 1)
+    arguments = named(group.FIELDS, count=rows, first=FIRST, room=ROOM, out=OUT, **read, **to, **products)
+    single(group.kernel(experts, chosen, WIDE, HIDDEN), arguments, 1)
 
     flat = [expert for row in ids for expert in row]
     order = list(dict.fromkeys(flat))

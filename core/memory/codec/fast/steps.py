@@ -5,7 +5,7 @@ A step is a kernel void(ptr arguments, i64 from, i64 to) over units that do not 
 
 import ctypes
 import struct
-from collections.abc import Iterable, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from typing import NamedTuple, Self
 
 import torch
@@ -15,6 +15,18 @@ from core.memory.codec.native.threads import Team
 
 MOST = 512  # steps of a run
 ROOM = 1 << 18  # bytes for arguments
+
+
+class Place(int):
+    """An address that may be another one in later runs: `key` names it."""
+
+    key: Hashable
+
+    def __new__(cls, address: int, key: Hashable) -> Self:
+        """The address as it is now."""
+        made = super().__new__(cls, address)
+        made.key = key
+        return made
 
 
 class Work(NamedTuple):
@@ -52,6 +64,7 @@ class Steps:
     def clear(self) -> None:
         """Forget all steps and what was put."""
         self._count, self._used = 0, self._most * STEP.size
+        self._places: dict[Hashable, list[int]] = {}  # where each was put
 
     def __enter__(self) -> Self:
         """Cleared at the end."""
@@ -67,12 +80,21 @@ class Steps:
             raise ValueError("too many arguments in one run of steps")
         struct.pack_into(f"{len(numbers)}q", self._memory, self._offset + at, *numbers)
         self._used += size
+        if Place in map(type, numbers):
+            for i, one in enumerate(numbers):
+                if isinstance(one, Place):
+                    self._places.setdefault(one.key, []).append(self._begin + at + 8 * i)
         return self._begin + at
 
     def change(self, address: int, numbers: Sequence[int]) -> None:
         """Write other numbers in place of those that were put at an address."""
         at = self._offset + address - self._begin
         struct.pack_into(f"{len(numbers)}q", self._memory, at, *numbers)
+
+    def move(self, key: Hashable, address: int) -> None:
+        """Write another address wherever a `Place` of this key was put."""
+        for at in self._places.get(key, ()):
+            self.change(at, [address])
 
     def add(self, work: Work) -> int:
         """One step more; returns the address of its arguments."""

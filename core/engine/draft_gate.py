@@ -2,9 +2,11 @@
 measured to take, and none where that is not surely more than without."""
 
 from collections import deque
+from collections.abc import Collection
 from itertools import accumulate, repeat
 from operator import mul
 
+COUNTS = 1, 2, 4, 8  # guesses that passes verify: of few kinds of passes it is soon known what they take
 KEPT = 16  # of the latest passes of each width
 PLAIN = 16  # passes with guesses, after which one without shows what a token takes now
 REST = 512  # passes, after which what those of other rows took is forgotten, and may be tried again
@@ -12,14 +14,15 @@ LEAST = 1.03  # times the tokens a second without, or nothing is guessed
 LOSS = 0.01  # of the time of decoding, which trials may cost
 CREDIT, MOST = 1.0, 2.0  # tokens' time: what trials may cost at first, and what is put by at most
 SLOPE = 0.3  # of a token's time that each further row takes, before any was measured
-STRENGTH = 2.0  # guessed tokens that a prior counts as
+STRENGTH = 2.0  # guessed tokens, or passes, that a prior counts as
 WEIGHT = 0.98  # of what was seen before, with each pass
 GROUPS = ((4, 0.15), (8, 0.4), (16, 0.7), (1 << 30, 0.85))  # tokens that matched, and the share accepted before any
 
 
 class DraftGate:
-    """Of one loaded model, over all its answers. Times are milliseconds of whole passes, by their rows: they contain
-    what the union of the rows' experts takes."""
+    """Of one loaded model, over all its answers. Times are those of whole passes, by their rows: they contain what the
+    union of the rows' experts takes. Those of several rows are kept as multiples of what one took then, as both grow
+    with the text, and on a machine that is busy."""
 
     def __init__(self) -> None:
         self.fixed: int | None = None  # guess so many always, as far as there are guesses: for comparisons
@@ -28,7 +31,8 @@ class DraftGate:
 
     def restart(self) -> None:
         """Discard what passes took: another setting acts now. How often guesses are right does not depend on it."""
-        self._taken: dict[int, deque[float]] = {}  # by rows
+        self._plain = deque[float](maxlen=KEPT)  # what passes of one row took
+        self._times: dict[int, deque[float]] = {}  # by rows: how many times as long as one of one row then
         self._latest: dict[int, int] = {}  # the number of the latest pass of so many rows
         self._credit_ms: float | None = None
         self._passes = 0
@@ -37,18 +41,19 @@ class DraftGate:
         """How many of the `offered` tokens to verify, which follow a match of `matched` tokens."""
         if self.fixed is not None:
             return min(self.fixed, offered)
-        for rows in [rows for rows, at in self._latest.items() if rows > 1 and self._passes - at > REST]:
-            del self._taken[rows], self._latest[rows]
+        for rows in [rows for rows in self._times if self._passes - self._latest[rows] > REST]:
+            del self._times[rows]
         plain = self.took_ms(1)
         if plain is None or self._credit_ms is None or self._passes - self._latest[1] >= PLAIN:
             return 0
         right, judged = self._held[_group(matched)]
-        risk, expected, best, chosen = 1 - right / judged, 1.0, LEAST / plain, 0
+        risk, expected, best, chosen = 1 - right / judged, 1.0, LEAST, 0
         for count, share in enumerate(accumulate(repeat(1 - risk, offered), mul), 1):
             expected += share  # that all of so many are right
-            took = self._expected_ms(count + 1, plain)
-            if expected / took > best and risk * (took - plain) <= self._credit_ms:
-                best, chosen = expected / took, count
+            if count in COUNTS:
+                times = self._expected_times(count + 1)
+                if expected / times > best and risk * (times - 1) * plain <= self._credit_ms:
+                    best, chosen = expected / times, count
         return chosen
 
     def judged(self, matched: int, right: int, judged: int) -> None:
@@ -62,33 +67,38 @@ class DraftGate:
         where nothing was guessed, or what a token takes is not known."""
         self._passes += 1
         self._latest[1 + guessed] = self._passes
-        self._taken.setdefault(1 + guessed, deque(maxlen=KEPT)).append(took_ms)
+        if not guessed:
+            self._plain.append(took_ms)
         plain = self.took_ms(1)
         if plain is None:
             return 0.0
-        saved = (1 + accepted) * plain - took_ms if guessed else 0.0
+        if guessed:
+            self._times.setdefault(1 + guessed, deque(maxlen=KEPT)).append(took_ms / plain)
+        instead, usual = (1 + accepted) * plain, self.took_ms(1 + guessed) or plain
         credit = CREDIT * plain if self._credit_ms is None else self._credit_ms
-        self._credit_ms = min(MOST * plain, credit + saved + LOSS * took_ms)
-        return saved
+        self._credit_ms = min(MOST * plain, credit + LOSS * took_ms + (instead - usual if guessed else 0.0))
+        return instead - took_ms if guessed else 0.0
 
     def took_ms(self, rows: int) -> float | None:
         """What a pass of so many rows takes, without the slowest of those measured; None before one was."""
-        taken = self._taken.get(rows)
-        if not taken:
-            return None
-        return (sum(taken) - max(taken)) / (len(taken) - 1) if len(taken) > 2 else sum(taken) / len(taken)
+        plain = _usual(self._plain) if self._plain else None
+        if plain is None or rows == 1:
+            return plain
+        return plain * _usual(self._times[rows]) if rows in self._times else None
 
-    def _expected_ms(self, rows: int, plain: float) -> float:
-        """The same, or what the nearest number of rows that was measured says of it."""
-        took = self.took_ms(rows)
-        if took is not None:
-            return took
-        known = [other for other in self._taken if other > 1]
-        if not known:
-            return plain * (1 + SLOPE * (rows - 1))
-        nearest = min(known, key=lambda other: abs(other - rows))
-        slope = max(0.0, (self.took_ms(nearest) or plain) - plain) / (nearest - 1)
-        return plain + slope * (rows - 1)
+    def _expected_times(self, rows: int) -> float:
+        """How many times as long as one row so many take: as measured, if seldom closer to what the nearest number of
+        rows says of it."""
+        nearest = min((other for other in self._times if other != rows), key=lambda other: abs(other - rows), default=0)
+        slope = max(0.0, _usual(self._times[nearest]) - 1) / (nearest - 1) if nearest else SLOPE
+        taken = self._times.get(rows, ())
+        measured = len(taken) * _usual(taken) if taken else 0.0
+        return (measured + STRENGTH * (1 + slope * (rows - 1))) / (len(taken) + STRENGTH)
+
+
+def _usual(taken: Collection[float]) -> float:
+    """The mean, without the largest one where there are more than two."""
+    return (sum(taken) - max(taken)) / (len(taken) - 1) if len(taken) > 2 else sum(taken) / len(taken)
 
 
 def _group(matched: int) -> int:

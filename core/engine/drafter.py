@@ -5,6 +5,7 @@ from collections.abc import Callable
 from core.engine.draft_gate import DraftGate
 from core.engine.draft_lookup import Guess
 from core.engine.sequence import Sequence
+from core.runtime.program.program import Program
 from core.settings.drafts import DraftSettings
 from core.types import StepRecord
 
@@ -17,12 +18,14 @@ STATES = "the model keeps states, of which no token can be taken back"
 class Drafter:
     """For one loaded model, over all its answers. `say(text)` is called with why it does nothing."""
 
-    def __init__(self, fast: bool, most: int) -> None:
-        """`fast`: verified tokens have the bits of those computed alone; `most` of them may be taken back."""
+    def __init__(self, program: Program | None, most: int) -> None:
+        """`program`: computes tokens that are verified with the bits of those computed alone; None = nothing does.
+        `most` of them may be taken back."""
         self.say: Callable[[str], None] = lambda text: None
         self.gate = DraftGate()
-        self._objection = NOT_FAST if not fast else "" if most > 0 else STATES
-        self._most, self._used = min(MOST, most), False
+        self._objection = NOT_FAST if program is None else "" if most > 0 else STATES
+        self._program, self._most, self._used = program, min(MOST, most), False
+        self._built_s = 0.0
         self._guess: Guess | None = None
         self._rest = self._rested = 0  # passes to come without a look, and how many there were the last time
         self._looks = False  # at the pass that comes
@@ -42,6 +45,7 @@ class Drafter:
         if not self._looks:
             return
         most = min(self._most, sequence.stop.limit - sequence.drawn - 1)
+        self._built_s = self._program.built_s if self._program is not None else 0.0
         self._guess = guess = sequence.lookup.guess(sequence.ids, most)
         if guess is not None and allowed:
             sequence.draft = guess.tokens[: self.gate.choose(guess.matched, len(guess.tokens))]
@@ -55,4 +59,5 @@ class Drafter:
         if guess is not None:
             right = len(drawn) - 1 if verified else int(drawn[0] == guess.tokens[0])
             self.gate.judged(guess.matched, right, min(verified, right + 1) or 1)
-        step.draft_saved_ms = self.gate.took(verified, len(drawn) - 1, step.total_ms)
+        building_s = self._program.built_s - self._built_s if self._program is not None else 0.0  # once for such a pass
+        step.draft_saved_ms = self.gate.took(verified, len(drawn) - 1, step.total_ms - 1e3 * building_s)

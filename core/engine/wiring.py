@@ -167,7 +167,8 @@ def _around(
             model, loaded.device, plan.context, lambda: memory.ledger.used() <= memory.ledger.budget_bytes
         ),
     )
-    drafter = Drafter(recorder.counts_steps, min(loaded.sizes.chunk - 1, kv.revocable))
+    program = passes.hooked.program if recorder.counts_steps else None
+    drafter = Drafter(program, min(loaded.sizes.chunk - 1, kv.revocable))
     parts = EngineParts(memory, prediction, Telemetry(shape), recorder, device_decode, host, drafter)
     begin(plan.spec.settings, parts)
     return Wiring(

@@ -6,6 +6,7 @@ arithmetics. Layers of a few rows whose experts are all hits are computed withou
 embeddings, on the norm before a router, on routers and on experts are called as in a pass of transformers.
 """
 
+import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Protocol
 
@@ -58,6 +59,7 @@ class Program:
         self.form, self._kernels = bind(model, sites, context), kernels
         self._parts, self._memory = self.form.parts, Memory()
         self._kept: dict[object, Built] = {}
+        self.built_s = 0.0  # what building steps has taken, within passes
 
     @torch.inference_mode()
     def compute(self, batch: Batch, keep: int, experts: Experts, hits: Hits | None = None) -> torch.Tensor:
@@ -171,11 +173,13 @@ class Program:
         key = plan, *[(rows, kept, tuple([one.positions for one in held])) for _, held, rows, kept in texts]
         built = self._kept.pop(key, None)
         if built is None:
+            began_s = time.perf_counter()
             moved = self._memory.moved
             built = Builder(self.form, self._kernels, self._memory, texts, plan).built
             if moved != self._memory.moved:
                 self._kept.clear()
                 built = Builder(self.form, self._kernels, self._memory, texts, plan).built
+            self.built_s += time.perf_counter() - began_s
         built.bind(texts)
         self._kept[key] = built  # as the last one
         if len(self._kept) > (KEPT if len(built.rows.x) <= LONG else 1):

@@ -13,6 +13,7 @@ REST = 512  # passes, after which what those of other rows took is forgotten, an
 LEAST = 1.03  # times the tokens a second without, or nothing is guessed
 LOSS = 0.01  # of the time of decoding, which trials may cost
 CREDIT, MOST = 1.0, 2.0  # tokens' time: what trials may cost at first, and what is put by at most
+SURE = 0.25  # tokens' time that is always risked, where more than that is expected to be won
 SLOPE = 0.3  # of a token's time that each further row takes, before any was measured
 STRENGTH = 2.0  # guessed tokens, or passes, that a prior counts as
 WEIGHT = 0.98  # of what was seen before, with each pass
@@ -52,7 +53,7 @@ class DraftGate:
             expected += share  # that all of so many are right
             if count in COUNTS:
                 times = self._expected_times(count + 1)
-                if expected / times > best and risk * (times - 1) * plain <= self._credit_ms:
+                if expected / times > best and risk * (times - 1) * plain <= max(self._credit_ms, SURE * plain):
                     best, chosen = expected / times, count
         return chosen
 
@@ -87,13 +88,19 @@ class DraftGate:
         return plain * _usual(self._times[rows]) if rows in self._times else None
 
     def _expected_times(self, rows: int) -> float:
-        """How many times as long as one row so many take: as measured, if seldom closer to what the nearest number of
-        rows says of it."""
-        nearest = min((other for other in self._times if other != rows), key=lambda other: abs(other - rows), default=0)
-        slope = max(0.0, _usual(self._times[nearest]) - 1) / (nearest - 1) if nearest else SLOPE
+        """How many times as long as one row so many take: as measured, if seldom closer to what other numbers of rows
+        say of it. Each further row is expected to take no more than SLOPE until it was tried: experts are shared."""
         taken = self._times.get(rows, ())
+        fewer = max((other for other in self._times if other < rows), default=1)
+        more = min((other for other in self._times if other > rows), default=0)
+        known = {other: _usual(self._times[other]) for other in (fewer, more) if other > 1} | {1: 1.0}
+        if more:
+            slope = (known[more] - known[fewer]) / (more - fewer)
+        else:
+            slope = min(SLOPE, (known[fewer] - 1) / (fewer - 1)) if fewer > 1 else SLOPE
+        prior = known[fewer] + max(0.0, slope) * (rows - fewer)
         measured = len(taken) * _usual(taken) if taken else 0.0
-        return (measured + STRENGTH * (1 + slope * (rows - 1))) / (len(taken) + STRENGTH)
+        return (measured + STRENGTH * prior) / (len(taken) + STRENGTH)
 
 
 def _usual(taken: Collection[float]) -> float:

@@ -15,6 +15,7 @@ gated_heads.py   heads times the activation of their gates
 route.py         the experts of a token and their weights
 choose.py        ... the greatest of some numbers
 gate.py          the activation between an expert's products
+group.py         ... pairs of rows and experts by expert, with their slots
 bias.py          what is added to a product
 combine.py       the weighted sum of experts
 cap.py           bounds of logits
@@ -29,7 +30,8 @@ mixer.py         what all of attention and its like are to a pass
 build.py         the steps of a pass
 bind.py          the layers of a whole model
 program.py       a pass over them
-experts.py       the experts of a layer
+experts.py       what the layers' experts share: their products, and the activation between them
+token.py, few.py, many.py  the experts of one row, of a few and of many
 
 The kernels are in the files above weights.py. A kernel is void(ptr arguments, i64 from, i64 to): it computes the units
 from..to - 1, which are independent of each other. `arguments` points to the fields that its module lists in FIELDS, 8

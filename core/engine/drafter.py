@@ -5,11 +5,11 @@ from collections.abc import Callable
 from core.engine.draft_gate import DraftGate
 from core.engine.draft_lookup import Guess
 from core.engine.sequence import Sequence
+from core.runtime.program.few import ROWS
 from core.runtime.program.program import Program
 from core.settings.drafts import DraftSettings
 from core.types import StepRecord
 
-MOST = 8  # tokens that a pass verifies
 REST = 3  # passes without a look at guesses, at most, after some that did not pay
 NOT_FAST = "the model is not computed by the fast arithmetic's program on a CPU"
 STATES = "the model keeps states, of which no token can be taken back"
@@ -24,7 +24,7 @@ class Drafter:
         self.say: Callable[[str], None] = lambda text: None
         self.gate = DraftGate()
         self._objection = NOT_FAST if program is None else "" if most > 0 else STATES
-        self._program, self._most, self._used = program, min(MOST, most), False
+        self._program, self._most, self._used = program, min(ROWS - 1, most), False
         self._built_s = 0.0
         self._guess: Guess | None = None
         self._rest = self._rested = 0  # passes to come without a look, and how many there were the last time

@@ -135,14 +135,15 @@ class MoEStep:
 
     def computed(self, first: int, chosen: Sequence[list[list[int]]]) -> None:
         """The experts [T][k] chosen in each layer from the `first` on were computed in the slots of `hits_at`."""
-        several = len(chosen[0]) > 1
-        if not several:
-            self.expert_cache.count_hits(first, [ids for (ids,) in chosen])
-        if self._prefetcher is not None:
-            self._prefetcher.passed(first, [ids for (ids,) in chosen])
-        for layer, rows in enumerate(chosen, first):
-            if several:
+        if len(chosen[0]) > 1:
+            for layer, rows in enumerate(chosen, first):
                 self.expert_cache.count_hits(layer, [distinct(rows)], rows)
+        else:
+            wanted = [ids for (ids,) in chosen]
+            self.expert_cache.count_hits(first, wanted)
+            if self._prefetcher is not None:
+                self._prefetcher.passed(first, wanted)
+        for layer, rows in enumerate(chosen, first):
             self.sink.layer(layer, rows, None)
 
     def _product(self, layer: int, routed: Routed) -> Product:

@@ -25,7 +25,7 @@ from core.runtime.program.weights import FP32, NormWeight, Weight
 STEPS, ROOM = 48, 12288  # steps of a layer without its mixer, and bytes of their arguments
 ROOM_OF_STEP = 256  # bytes of the arguments of a mixer's step, and of one that asks a router
 ASKING = 5  # steps for each router that is asked about a layer's state
-PAIR = 384  # bytes of the arguments of a row and one of its experts
+PAIR = 128  # bytes of the arguments of a row and one of its experts
 
 
 class Builder:
@@ -147,11 +147,11 @@ class Builder:
         if self._few:
             memory = self._memory.at("experts", self._kernels.token_memory(few.ROWS * rule.chosen, few.ROWS))
             x, total = self._rows.normed, self._rows.delta
-        if self._few and count > 1:
             experts = rest.site.index * rule.experts, rule.experts
+        if self._few and count > 1:
             looked = few.add(steps, self._kernels, ids, experts, self._table, x, weights, total, memory)
             end = len(steps)
-        elif count == 1:
+        elif self._few:
             slots = routers.find(steps, rest, ids, self._table)
             for layer_at, row in zip(answers.layers, answers.ids, strict=True) if answers is not None else ():
                 routers.find(steps, rests[layer_at], row, self._table)

@@ -25,6 +25,7 @@ from core.runtime.rows import Routed
 
 ROWS = 9  # at most: a token and as many guesses as a pass verifies
 CALLS = 64  # of experts that are computed together, which are kept
+STEPS, ARGUMENTS = 8, 2048  # of such a call, and bytes of their arguments beside the numbers that change
 
 
 def add(
@@ -113,7 +114,8 @@ class RowSteps:
             kernels, numbers = self._kernels, experts + rows + 2 * GIVEN * experts
             if len(self._groups) == CALLS:
                 self._groups.pop(next(iter(self._groups)))
-            steps, slots = kernels.begun(numbers)
+            steps = Steps(STEPS, ARGUMENTS + 8 * numbers)
+            slots = steps.put([0] * numbers)
             given = slots + 8 * (experts + rows)
             each, more = divmod(rows, experts)
             counts = [each + 1] * more + [each] * (experts - more)  # as many as there are; each may have others
@@ -129,11 +131,8 @@ class FewRows:
     def __init__(self, math: ExpertMath, product: Product, hidden: torch.Tensor, routed: Routed) -> None:
         """`hidden` [T, H]: the states that `routed` sends to experts."""
         assert isinstance(math, FastMath)
-        self._rows, self._dtype, self._pairs = (
-            _row_steps(math.kernels, *routed.weights.shape),
-            hidden.dtype,
-            Pairs(routed),
-        )
+        self._rows = _row_steps(math.kernels, *routed.weights.shape)
+        self._pairs, self._dtype = Pairs(routed), hidden.dtype
         self._rows.x.copy_(hidden)
         self._rows.weights.copy_(routed.weights)
         self.batches = self._pairs.batches

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from core.hf.cached_pass import cached_pass
 from core.memory.arena import Arena, Slot
 from core.memory.codec import FORMATS, Codec, Numbers, PartSpec, make_codec
 from core.memory.codec.base import Base
@@ -187,6 +186,8 @@ def _difference(got: torch.Tensor, want: torch.Tensor) -> float:
 @torch.inference_mode()
 def logits(engine: Engine, prompt: int = 60) -> torch.Tensor:
     """Of a prompt, a short one behind it, and two tokens more, fp32."""
+    from core.hf.cached_pass import cached_pass  # which imports transformers: a process that tries kernels needs none
+
     cache, found = engine.fresh_cache(), []
     for ids in ([*range(3, 3 + prompt)], [1, 7, 42], [11], [200]):
         engine.expert_cache.core.now += 1

@@ -121,7 +121,7 @@ def attention() -> str | None:
 
     if not torch.cuda.is_available():
         return None
-    from core.hf.decode_attention import Shape, tried
+    from core.hf.attention_launch import Shape, tried
 
     made = tried(Shape(32, 4, 128, 128, torch.float16, 128**-0.5), torch.device("cuda"))
     return "torch's" if made is None else "Moestro's"

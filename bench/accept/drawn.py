@@ -26,7 +26,8 @@ from bench.models.generate import DEMO, TOKENIZER, config
 from bench.models.sizes import Sizes
 from core.capacity.free_memory import free_bytes
 from core.engine import loading
-from core.hf import ExpertsSite, find_experts, meta_skeleton
+from core.hf.discover import ExpertsSite, find_experts
+from core.hf.skeleton import meta_skeleton
 from core.memory.codec.measure import random_expert
 from core.memory.store import HostStore
 

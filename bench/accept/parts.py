@@ -13,8 +13,8 @@ from transformers.models.qwen3_moe.modeling_qwen3_moe import Qwen3MoeRMSNorm, ap
 
 from bench.accept.drawn import Subject
 from bench.accept.link import Wrong, milliseconds
-from core.hf.decode_attention import Shape
-from core.hf.decode_attention import tried as attention_for
+from core.hf.attention_launch import Shape
+from core.hf.attention_launch import tried as attention_for
 from core.hf.fused_rmsnorm import DEVICE, FORMS, fuse, kind_of, units_off
 from core.hf.rotary import Rotation, tried
 
@@ -44,7 +44,7 @@ def attention(subject: Subject) -> dict[str, Any]:
 def grouped(subject: Subject) -> dict[str, Any]:
     """Device microseconds of a decoded token's attention whose query heads share keys and values, by positions: by
     torch as they are shared, repeated, and under a mask as a graph of fixed positions would need; and by the kernels of
-    core.hf.decode_attention."""
+    core.hf.attention_launch."""
     sizes, found = subject.sizes, dict[str, Any]()
     times, width = sizes.heads // sizes.kv_heads, sizes.head_dim or sizes.hidden // sizes.heads
     own = attention_for(Shape(sizes.heads, sizes.kv_heads, width, width, torch.bfloat16, width**-0.5), subject.device)

@@ -14,8 +14,10 @@ from transformers import AutoConfig, DynamicCache
 
 from bench.harness.engines import until_ready
 from bench.routing.probe import PredictorProbe, Predictors
-from core.hf import ExpertsSite, find_experts, install, load_skeleton, meta_skeleton
 from core.hf.cached_pass import cached_pass
+from core.hf.discover import ExpertsSite, find_experts
+from core.hf.hooks import install
+from core.hf.skeleton import load_skeleton, meta_skeleton
 from core.policy.predict.nets import estimator, path
 from core.policy.predict.nets.estimator import Estimator
 from core.policy.predict.nets.path import RoutingPathNet

@@ -13,8 +13,11 @@ from core.capacity.free_memory import host_free
 from core.capacity.sizes import Sizes, sizes_of
 from core.capacity.tier import Tier, choose_tier
 from core.errors import ContextError, ModelError, NotImported
-from core.hf import ExpertsSite, Outline, check_model, meta_skeleton, outline, rounded_bytes
-from core.hf.files import ModelFiles, model_path, stamp
+from core.hf.discover import ExpertsSite
+from core.hf.files import ModelFiles, check_model, model_path, stamp
+from core.hf.outline import Outline, outline
+from core.hf.quantized_linear import rounded_bytes
+from core.hf.skeleton import meta_skeleton
 from core.importing.job import refusal
 from core.memory.codec import Codec, ExpertParts, PartSpec, in_blocks
 from core.memory.codec.kernels import notice

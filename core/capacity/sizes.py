@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
-from core.hf import Outline
+from core.hf.outline import Outline
 from core.memory.codec import Codec
 from core.memory.codec.kernels import available, scratch_bytes
 from core.memory.pages import page_up

@@ -31,7 +31,7 @@ from core.engine.sampler import Draw
 from core.engine.settings_controller import check_early
 from core.engine.wiring import Profiles, Wiring, wire
 from core.errors import BudgetError, SettingError
-from core.hf import release_weights
+from core.hf.skeleton import release_weights
 from core.policy.batching import Scheduler
 from core.profile import Profile, check_model
 from core.runtime.measurement import MeasurementSession

@@ -17,7 +17,10 @@ from core.capacity.sizes import Sizes
 from core.capacity.tier import open_store
 from core.engine.prompt import Prompt
 from core.errors import BudgetError, ModelError, ProfileError
-from core.hf import CheckpointReader, ExpertsSite, find_experts, load_skeleton, round_linears
+from core.hf.checkpoint import CheckpointReader
+from core.hf.discover import ExpertsSite, find_experts
+from core.hf.quantized_linear import round_linears
+from core.hf.skeleton import load_skeleton
 from core.memory.pack import PackReader
 from core.memory.pack.verify import check_dense
 from core.memory.store import ExpertStore, HostStore

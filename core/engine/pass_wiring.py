@@ -18,8 +18,7 @@ from core.capacity.sizes import PREFILL_CHUNK, Sizes
 from core.engine.arithmetic import known, objection
 from core.engine.loading import LoadedModel
 from core.errors import BudgetError, ModelError
-from core.hf import install
-from core.hf.hooks import Installed
+from core.hf.hooks import Installed, install
 from core.hf.packed_texts import packing_of
 from core.memory.arena import Arena
 from core.memory.transfer import TransferEngine

@@ -16,10 +16,10 @@ from transformers.conversion_mapping import get_model_conversion_mapping
 from transformers.core_model_loading import WeightConverter, WeightRenaming, dot_natural_key, rename_source_key
 
 from core.errors import ModelError
-from core.hf.adapters.expert_attributes import CONVERSIONS, ROWS, STORED
 from core.hf.checkpoint_checks import check_coded, check_experts, check_layers, check_plain, check_shape
 from core.hf.coded import Merger
 from core.hf.discover import find_experts
+from core.hf.expert_attributes import CONVERSIONS, ROWS, STORED
 from core.hf.files import ModelFiles, ModelPath, check_model, content_hash
 from core.hf.safetensors_file import TensorFiles
 from core.hf.tensors import Tensors

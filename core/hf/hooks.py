@@ -20,8 +20,8 @@ from torch.utils.hooks import RemovableHandle
 from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
 
 from core.errors import ModelError
-from core.hf.adapters.expert_attributes import ASCENDING
 from core.hf.discover import ExpertsSite, RouterOutput, read_router
+from core.hf.expert_attributes import ASCENDING
 from core.hf.fast_linear import patch_linears
 from core.hf.fast_rmsnorm import patch_rmsnorms, restore
 from core.hf.fused_rmsnorm import fuse

@@ -11,10 +11,10 @@ import torch
 from torch.fx.experimental import _config as fx
 
 from core.errors import ModelError
-from core.hf.adapters.expert_attributes import CLOSE
 from core.hf.cache import reserve
 from core.hf.cached_pass import cached_pass
 from core.hf.discover import ExpertsSite, find_experts, read_router
+from core.hf.expert_attributes import CLOSE
 from core.hf.hooks import install
 from core.hf.quantized_linear import Linear, linears
 from core.hf.shape_inference import StateLayers, rehearse

@@ -16,9 +16,9 @@ from transformers.utils import logging
 
 from core.errors import ModelError
 from core.hf.adapters import adapt
-from core.hf.adapters.expert_attributes import CONVERSIONS
 from core.hf.cached_pass import with_chosen_rows
 from core.hf.discover import find_experts, strip
+from core.hf.expert_attributes import CONVERSIONS
 from core.hf.files import ModelFiles, ModelPath, check_model
 from core.hf.hooks import NAME, register
 from core.hf.quantized_linear import QuantizedLinear

@@ -14,7 +14,9 @@ from typing import Any
 import torch
 
 from core.errors import ModelError, MoestroError
-from core.hf import CheckpointReader, ExpertsSite, meta_skeleton
+from core.hf.checkpoint import CheckpointReader
+from core.hf.discover import ExpertsSite
+from core.hf.skeleton import meta_skeleton
 from core.importing.sources import Source, open_source
 from core.memory.codec import Codec, make_codec
 from core.memory.codec.coded import QuantizedTensor

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from core.hf.adapters.expert_attributes import ASCENDING, IDLE
+from core.hf.expert_attributes import ASCENDING, IDLE
 from core.memory.arena import Slot
 from core.memory.codec import Codec, SlotParts
 from core.memory.codec.direct import FusedCodec, PlainBlocks, PlainRows, row_products

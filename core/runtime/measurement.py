@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from core.hf import ExpertsSite
+from core.hf.discover import ExpertsSite
 from core.hf.watch import Seen, watch
 from core.runtime.batch import Batch, Share
 from core.runtime.kv_cache import KVCache, SequenceKV

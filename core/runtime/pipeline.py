@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from core.hf import ExpertsSite
+from core.hf.discover import ExpertsSite
 from core.hf.packed_texts import AnyPacking
 from core.runtime.batch import Batch, compute
 from core.runtime.device_decode import DeviceDecode

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
+from functools import lru_cache
 from typing import TypeVar
 
 from core.settings.cache import CacheSettings
@@ -20,7 +21,7 @@ from core.settings.migration import unknown
 from core.settings.misses import MissSettings
 from core.settings.param import Choice, Group, Param, Value, declared
 from core.settings.prefetch import PrefetchSettings
-from core.settings.registry import shared, variant, variants
+from core.settings.registry import registered, shared, variant, variants
 from core.settings.telemetry import TelemetrySettings
 
 G = TypeVar("G")
@@ -49,7 +50,13 @@ def general(*groups: type) -> dict[str, Param]:
 def params() -> dict[str, Param]:
     """Every live setting by its dotted name: those of the groups, those that variants of a kind share
     ("predictor.width"), and each variant's own ("eviction.lcp.rho")."""
-    found = general()
+    return dict(_params(GROUPS, registered()))
+
+
+@lru_cache(maxsize=1)
+def _params(groups: tuple[type[Group], ...], registered: int) -> dict[str, Param]:
+    """Those of these groups, and of as many variants as are registered."""
+    found = general(*groups)
     for kind in KINDS:
         own = {v.full_name(p): p for v in variants(kind) for p in v.params if not p.shared}
         found |= {f"{kind}.{name}": param for name, param in shared(kind).items()} | own

@@ -78,6 +78,11 @@ def same_as(kind: str) -> str:
     return _SAME.get(kind, "")
 
 
+def registered() -> int:
+    """How many variants of all kinds there are."""
+    return sum(map(len, _VARIANTS.values()))
+
+
 def variants(kind: str) -> tuple[Variant, ...]:
     """All variants of a kind, in order of registration."""
     return tuple(_of(kind, one) for one in _VARIANTS.get(_SAME.get(kind, kind), {}).values())

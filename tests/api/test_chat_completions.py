@@ -8,6 +8,7 @@ import pytest
 from app.server.v1.fields import say_once
 from core.errors import ContextError, ModelError, PromptError
 from tests.api.conftest import Refusing, Start, events
+from tests.logged import Logged
 
 COMPLETE = "/v1/chat/completions"
 TOOL = {"type": "function", "function": {"name": "look", "description": "Looks.", "parameters": {"type": "object"}}}
@@ -129,9 +130,7 @@ def test_what_cannot_be_honoured_is_refused_by_name(
     assert not engine.asked
 
 
-def test_fields_that_ask_for_nothing_and_unknown_ones_are_ignored_and_logged(
-    start: Start, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_fields_that_ask_for_nothing_and_unknown_ones_are_ignored_and_logged(start: Start, caplog: Logged) -> None:
     client, _, _ = start()
     harmless = {"n": 1, "logit_bias": {}, "response_format": {"type": "text"}, "functions": [], "tools": []}
     unknown = {"user": "me", "service_tier": "auto", "metadata": {"a": 1}, "somebody's words": 1, "num_ctx": 4096}

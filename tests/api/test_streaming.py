@@ -26,6 +26,7 @@ from tests.api.conftest import events
 from tests.app.conftest import WAIT_S, GatedEngine, open_host
 from tests.app.served import ENDLESS, EndlessEngine, eventually, post, serving
 from tests.client.process import Server as Process
+from tests.logged import Logged
 from tests.selection import layered
 
 FORMS = ("/v1/chat/completions", "/v1/messages", "/v1/responses")
@@ -164,7 +165,7 @@ def stoppable(tmp_path: Path) -> Iterator[Stoppable]:
 
 
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/messages", "/v1/responses"])
-def test_a_stream_ends_with_an_error_event(stoppable: Stoppable, path: str, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_stream_ends_with_an_error_event(stoppable: Stoppable, path: str, caplog: Logged) -> None:
     port, engine, stop = stoppable
     url = f"http://127.0.0.1:{port}{path}"
     with httpx.stream("POST", url, json=asked(path), timeout=WAIT_S) as answer:
@@ -194,9 +195,7 @@ def test_answers_that_wait_and_whole_ones_get_an_error_too(stoppable: Stoppable)
         client.close()
 
 
-def test_a_request_that_does_not_end_is_cut_off_without_a_traceback(
-    stoppable: Stoppable, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_request_that_does_not_end_is_cut_off_without_a_traceback(stoppable: Stoppable, caplog: Logged) -> None:
     port, _, stop = stoppable
     client = socket.create_connection(("127.0.0.1", port), timeout=WAIT_S)
     client.sendall(f"GET /hang HTTP/1.1\r\nhost: 127.0.0.1:{port}\r\n\r\n".encode())

@@ -21,6 +21,7 @@ from core.errors import MoestroError
 from core.types import Piece
 from tests.app.conftest import QuickEngine, ended, open_host
 from tests.app.served import ask
+from tests.logged import Logged
 
 CANARY = "canary-7Q4-my-secret"
 HOME = "http://127.0.0.1:7860"
@@ -43,7 +44,7 @@ def quoting(tmp_path: Path) -> Host:
     return open_host(tmp_path, Quoting)
 
 
-def nowhere(text: str, caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str], folder: Path) -> str:
+def nowhere(text: str, caplog: Logged, capfd: pytest.CaptureFixture[str], folder: Path) -> str:
     """What was logged; the text is in no record, with or without its traceback, in no output, and in no log file."""
     for record in caplog.records:
         told = [record.getMessage(), record.exc_text or "", repr(record.args)]
@@ -63,7 +64,7 @@ def nowhere(text: str, caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFi
 def test_an_answer_that_fails_leaves_no_words_in_the_log(
     quoting: Host,
     monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
+    caplog: Logged,
     capfd: pytest.CaptureFixture[str],
     tmp_path: Path,
     way: str,
@@ -81,7 +82,7 @@ def test_an_answer_that_fails_leaves_no_words_in_the_log(
 
 
 def test_a_route_that_fails_leaves_no_words_in_the_log(
-    quoting: Host, caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str], tmp_path: Path
+    quoting: Host, caplog: Logged, capfd: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     def ui(app: FastAPI) -> None:
         @app.post("/v1x/fail")
@@ -106,7 +107,7 @@ def test_a_route_that_fails_leaves_no_words_in_the_log(
 
 
 def test_an_event_of_the_page_that_fails_tells_the_page_and_leaves_no_words_in_the_log(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, caplog: Logged, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(Chats, "ask", lambda self, chat, text, system: {}[text])
     host = open_host(tmp_path)

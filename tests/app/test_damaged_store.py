@@ -19,6 +19,7 @@ from app.store.check import NAME, Check, find_damage
 from app.ui.tabs.messages import statistics
 from tests.app.conftest import open_host, open_store
 from tests.app.stores import filled, said, spoil
+from tests.logged import Logged
 from tests.selection import layered
 
 DEEP = "replace(hex(zeroblob(50000)), '0', '[')"  # JSON of 100,000 lists inside each other
@@ -105,7 +106,7 @@ def test_a_damaged_in_use_file_is_not_taken_for_damaged_chats(tmp_path: Path) ->
     ),
 )
 def test_damaged_figures_of_a_message_are_left_out_and_its_words_stay(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture, column: str, value: str
+    tmp_path: Path, caplog: Logged, column: str, value: str
 ) -> None:
     path = filled(tmp_path, "word ")
     with closing(sqlite3.connect(path)) as db:
@@ -133,7 +134,7 @@ def test_damaged_figures_of_a_message_are_left_out_and_its_words_stay(
         'shape = \'{"layers": "2"}\'',
     ],
 )
-def test_a_damaged_load_is_left_out(tmp_path: Path, caplog: pytest.LogCaptureFixture, change: str) -> None:
+def test_a_damaged_load_is_left_out(tmp_path: Path, caplog: Logged, change: str) -> None:
     path = filled(tmp_path)
     with closing(sqlite3.connect(path)) as db:
         db.execute(f"UPDATE loads SET {change}")

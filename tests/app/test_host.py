@@ -13,6 +13,7 @@ from app.store import StoreError
 from core.errors import BusyError, ContextError, ModelError, MoestroError
 from core.types import Piece, StepRecord
 from tests.app.conftest import GatedEngine, QuickEngine, ended, follow, open_host, open_store, texts
+from tests.logged import Logged
 
 
 def test_an_answer_is_streamed_counted_and_kept(gated_host: Host, gated: type[GatedEngine]) -> None:
@@ -202,9 +203,7 @@ class BrokenEngine(QuickEngine):
             yield piece
 
 
-def test_an_unexpected_error_mid_answer_is_told_plainly_and_logged(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_an_unexpected_error_mid_answer_is_told_plainly_and_logged(tmp_path: Path, caplog: Logged) -> None:
     host = open_host(tmp_path, BrokenEngine)
     with caplog.at_level(logging.ERROR, "moestro.app"):
         answer = ended(host.chats.ask(None, "hello"))

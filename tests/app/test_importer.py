@@ -19,6 +19,7 @@ from core.memory.pack.lock import Lock
 from tests.app.conftest import WAIT_S, ended, open_host, page
 from tests.checkpoints import make_checkpoint
 from tests.fake_models import fake_import
+from tests.logged import Logged
 
 MB = 10**6
 
@@ -108,7 +109,7 @@ def test_what_was_left_of_an_import_can_be_deleted(host: Host, steered: Steered)
     assert host.library.entries() == []
 
 
-def test_what_cannot_be_imported_is_told(host: Host, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_what_cannot_be_imported_is_told(host: Host, tmp_path: Path, caplog: Logged) -> None:
     with pytest.raises(MoestroError, match="Say what to import"):
         host.importer.start("  ")
     with pytest.raises(MoestroError, match="no format"):

@@ -20,6 +20,7 @@ from core.types import Memory
 from tests.app.conftest import WAIT_S, GatedEngine, QuickEngine, ended, open_host
 from tests.fake_models import fake_estimate
 from tests.fakes import FakeEngine
+from tests.logged import Logged
 
 
 class SlowLoad(QuickEngine):
@@ -137,7 +138,7 @@ def test_a_load_that_does_not_fit_is_told_before_anything_is_given_up(slow_host:
     ],
 )
 def test_a_failed_load_keeps_the_old_model(
-    slow_host: Host, slow: type[SlowLoad], failure: Exception, told: str, caplog: pytest.LogCaptureFixture
+    slow_host: Host, slow: type[SlowLoad], failure: Exception, told: str, caplog: Logged
 ) -> None:
     slow.failure = failure
     slow.go.set()

@@ -24,6 +24,7 @@ from core.settings.sampling import Sampling
 from core.types import Piece
 from tests.app.conftest import WAIT_S, QuickEngine, ended, open_host, open_store
 from tests.app.test_export import read
+from tests.logged import Logged
 
 FIGURES = Quality(
     answer=1,
@@ -169,7 +170,7 @@ def test_nothing_is_scored_while_an_answer_is_written(tmp_path: Path, engine: ty
 
 
 def test_an_audit_that_fails_is_logged_and_the_next_one_is_made(
-    lossy_host: Host, engine: type[LossyEngine], caplog: pytest.LogCaptureFixture
+    lossy_host: Host, engine: type[LossyEngine], caplog: Logged
 ) -> None:
     engine.breaks = True
     with caplog.at_level(logging.ERROR, "moestro.app"):

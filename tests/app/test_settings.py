@@ -21,6 +21,7 @@ from core.settings.loading import LoadSpec
 from core.settings.presets import PRESETS, matching, preset
 from tests.app.conftest import WAIT_S, GatedEngine, ended, follow, open_host, page
 from tests.fakes import FakeEngine
+from tests.logged import Logged
 
 
 @pytest.mark.parametrize(
@@ -50,7 +51,7 @@ def test_a_bad_sampling_value_is_told_and_changes_nothing(host: Host) -> None:
 
 
 def test_an_engine_that_refuses_or_fails_a_change_is_told(
-    host: Host, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    host: Host, monkeypatch: pytest.MonkeyPatch, caplog: Logged
 ) -> None:
     def refuse(self: FakeEngine, changes: Mapping[str, object]) -> None:
         raise BudgetError("The device has only 3 GB free.")
@@ -107,7 +108,7 @@ def test_settings_sampling_and_model_are_remembered(tmp_path: Path) -> None:
     assert host.chats.sampling.temperature == 0.7
 
 
-def test_forgotten_names_of_an_earlier_version_do_no_harm(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_forgotten_names_of_an_earlier_version_do_no_harm(tmp_path: Path, caplog: Logged) -> None:
     store = Store(tmp_path)
     seeds = {"eviction.random.seed": 7, "substitute.random.seed": 7}  # settings until they became constants
     store.db.put("settings", {"budget": "75%", "gone": 1, "eviction": "gone", **seeds})

@@ -12,7 +12,10 @@ from packaging.version import Version
 from core.capacity.plan import CLOSE, plan
 from core.engine import Engine
 from core.errors import ModelError
-from core.hf import CheckpointReader, find_experts, load_skeleton, meta_skeleton, outline
+from core.hf.checkpoint import CheckpointReader
+from core.hf.discover import find_experts
+from core.hf.outline import outline
+from core.hf.skeleton import load_skeleton, meta_skeleton
 from core.settings.config import Settings
 from core.settings.loading import LoadSpec
 from core.settings.sampling import Sampling

@@ -24,6 +24,7 @@ from app.services.batch import run as batch_run
 from app.services.secret import HidingFormatter, hide, secret
 from core.errors import MoestroError
 from core.importing import parse as parse_hub
+from tests.logged import Logged
 
 ROOT = Path(__file__).resolve().parents[2]
 LETTERS = st.text(string.ascii_letters + string.digits + "._~-", min_size=16, max_size=64).filter(
@@ -171,7 +172,7 @@ def test_credentials_in_addresses_are_hidden() -> None:
 
 
 def test_a_thread_that_ends_with_an_error_hides_it(
-    home: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+    home: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], caplog: Logged
 ) -> None:
     value = "a-secret-of-a-thread"
 

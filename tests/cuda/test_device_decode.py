@@ -24,6 +24,7 @@ from core.types import Outcome
 from tests.cuda.conftest import engine_on
 from tests.decoded import PROMPT, answer
 from tests.fake_cuda import FakeCuda, installed
+from tests.logged import Logged
 from tests.selection import layered
 
 
@@ -167,9 +168,7 @@ NEED_THE_HOST: tuple[tuple[dict[str, object], str], ...] = (
 
 
 @pytest.mark.long(0.1)
-def test_settings_that_need_the_host_are_named(
-    model: Path, fake_kernels: FakeCuda, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_settings_that_need_the_host_are_named(model: Path, fake_kernels: FakeCuda, caplog: Logged) -> None:
     with engine_on(model, Case("lru").settings("device")) as engine:
         for settings, why in NEED_THE_HOST:
             assert engine.parts.device_decode.reason == ""
@@ -183,9 +182,7 @@ def test_settings_that_need_the_host_are_named(
 
 
 @pytest.mark.long(0.1)
-def test_loads_that_cannot_have_it_say_so(
-    model: Path, pack: Path, fake_kernels: FakeCuda, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_loads_that_cannot_have_it_say_so(model: Path, pack: Path, fake_kernels: FakeCuda, caplog: Logged) -> None:
     wanted = Case("lru").settings("device")
     for path, choices, why in (
         (pack, {"host": "200kB"}, "not every expert is in pinned host memory"),

@@ -12,6 +12,7 @@ from core.settings.sampling import Sampling
 from tests.cuda.conftest import engine_on
 from tests.fake_cuda import FakeCuda
 from tests.fake_cuda.memory import PAGE, up
+from tests.logged import Logged
 from tests.selection import layered
 
 ROW = 5000
@@ -88,7 +89,7 @@ def test_memory_that_nobody_closed_is_unpinned_with_its_last_reference(fake_cuda
 
 @pytest.mark.parametrize("host", layered(["all", "300kB"], quick=lambda host: host != "all"))
 def test_a_model_loads_where_little_can_be_pinned_and_says_so(
-    fake_cuda: FakeCuda, pack: Path, host: str, caplog: pytest.LogCaptureFixture
+    fake_cuda: FakeCuda, pack: Path, host: str, caplog: Logged
 ) -> None:
     fake_cuda.pinned.limit = 150 << 10
     with caplog.at_level(logging.WARNING), engine_on(pack, {"budget": "45%"}, host=host) as engine:

@@ -20,6 +20,7 @@ from tests.cuda.conftest import engine_on
 from tests.cuda.test_device_decode import CASES, Case, waits_of
 from tests.decoded import PROMPT, answer
 from tests.fake_cuda import FakeCuda, installed
+from tests.logged import Logged
 from tests.selection import layered
 from tests.tiny_tokenizer import save_tokenizer
 
@@ -111,7 +112,7 @@ def test_a_chat_goes_on_from_tokens_that_graphs_wrote(model: Path, fake_kernels:
 
 
 @pytest.mark.long(0.1)
-def test_windows_are_not_captured(fake_kernels: FakeCuda, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_windows_are_not_captured(fake_kernels: FakeCuda, tmp_path: Path, caplog: Logged) -> None:
     path = save_tokenizer(make_checkpoint("gpt_oss", tmp_path))
     found = []
     for decode in ("host", "graph"):
@@ -204,9 +205,7 @@ def test_an_answer_can_be_stopped(model: Path, fake_kernels: FakeCuda) -> None:
 
 
 @pytest.mark.long(0.1)
-def test_it_is_tried_again_when_settings_change(
-    model: Path, fake_kernels: FakeCuda, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_it_is_tried_again_when_settings_change(model: Path, fake_kernels: FakeCuda, caplog: Logged) -> None:
     with engine_on(model, SETTINGS) as engine:
         with pytest.MonkeyPatch.context() as patch:
             waits_within(patch)

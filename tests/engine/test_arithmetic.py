@@ -28,6 +28,7 @@ from core.settings.sampling import Sampling
 from core.system.native.compile import widths
 from tests.checkpoints import make_checkpoint
 from tests.loaded import unloading
+from tests.logged import Logged
 from tests.tiny_tokenizer import save_tokenizer
 
 pytestmark = pytest.mark.skipif(not widths(), reason="no kernels for this CPU")
@@ -166,9 +167,7 @@ def test_by_default_the_demo_model_is_fast_by_measurement(kept: Path, monkeypatc
     assert [one for _, one in kept_in(kept)] == [found]
 
 
-def test_beyond_the_bound_the_reference_computes(
-    tiny: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_beyond_the_bound_the_reference_computes(tiny: Path, monkeypatch: pytest.MonkeyPatch, caplog: Logged) -> None:
     """What was measured lives for the process where no file is named."""
     monkeypatch.setattr(arithmetic, "BOUND", -1.0)
     monkeypatch.setattr(arithmetic, "_of_process", {})

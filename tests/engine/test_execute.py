@@ -10,8 +10,8 @@ from transformers import DynamicCache
 
 from core.engine import Engine
 from core.errors import SettingError
-from core.hf import RouterOutput, find_experts
 from core.hf.cached_pass import cached_pass
+from core.hf.discover import RouterOutput, find_experts
 from core.hf.files import model_path
 from core.policy.predict import Prediction
 from core.runtime.prediction import predictor_host

@@ -16,7 +16,7 @@ from transformers import DynamicCache
 
 from core.engine import Engine
 from core.errors import ModelError
-from core.hf import find_experts
+from core.hf.discover import find_experts
 from core.hf.files import DEMO
 from core.memory.codec import Codec, make_codec
 from core.memory.link_emulation import LinkEmulation

@@ -12,8 +12,8 @@ import torch
 
 from core.engine import Engine
 from core.errors import SettingError
-from core.hf import find_experts
 from core.hf.cached_pass import cached_pass
+from core.hf.discover import find_experts
 from core.metrics.lossy_events import Action, Lossy, Why
 from core.policy.substitute.entropy import TEMPERATURES, entropy
 from core.profile.routing import Entropies

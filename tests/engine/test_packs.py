@@ -29,6 +29,7 @@ from core.settings.sampling import Sampling
 from core.types import Outcome, Residence
 from tests.checkpoints import make_checkpoint
 from tests.engine.profiles import drawn_profile
+from tests.logged import Logged
 from tests.pack.test_verify import Change, seal
 from tests.selection import layered
 from tests.tiny_tokenizer import save_tokenizer
@@ -240,9 +241,7 @@ def test_turning_knobs_while_it_reads_from_disk(engine: Engine, expected: torch.
 
 
 @pytest.mark.long(0.1)
-def test_buddy_lists_travel_with_the_pack(
-    packs: dict[str, Path], model: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_buddy_lists_travel_with_the_pack(packs: dict[str, Path], model: Path, tmp_path: Path, caplog: Logged) -> None:
     """With a pack that has them buddies can be substituted on a machine that never calibrated the model; those of
     another model are told of and not used."""
     pack = tmp_path / "pack"

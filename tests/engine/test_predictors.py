@@ -25,6 +25,7 @@ from core.settings.sampling import Sampling
 from tests.checkpoints import make_checkpoint
 from tests.engine.profiles import drawn_profile
 from tests.equality.passes import PROMPT, plain_transformers, run
+from tests.logged import Logged
 from tests.selection import layered
 from tests.tiny_tokenizer import save_tokenizer
 
@@ -318,7 +319,7 @@ def test_what_works_beside_is_heard_and_ends_with_its_predictor(exact: Engine, n
 
 @pytest.mark.parametrize("name", layered(BESIDE, quick=lambda name: name == "routing_path"))
 def test_a_process_beside_that_dies_is_said_once_and_computing_goes_on(
-    exact: Engine, name: str, caplog: pytest.LogCaptureFixture
+    exact: Engine, name: str, caplog: Logged
 ) -> None:
     exact.change({"predictor": name})
     worker = exact.predictor_host.predictor.worker

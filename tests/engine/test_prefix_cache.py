@@ -18,6 +18,7 @@ from core.runtime.kv_cache import SequenceKV
 from core.runtime.kv_copies import Stash, StateCheckpoint
 from core.settings.config import Settings
 from core.settings.kv import KVSettings
+from tests.logged import Logged
 
 
 @dataclass(eq=False)
@@ -138,7 +139,7 @@ class Asked:
 A, B, C, D = ([n * 100 + i for i in range(8)] for n in range(1, 5))
 
 
-def test_a_text_that_a_full_gpu_cannot_take_back_is_read_anew(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_text_that_a_full_gpu_cannot_take_back_is_read_anew(caplog: Logged) -> None:
     kept = Kept()
     kept.ask(A, [1, 2, 3])
     kept.ask(B, [4, 5])  # A's text is in host memory now

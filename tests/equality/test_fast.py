@@ -31,6 +31,7 @@ from tests.architectures.trial import save
 from tests.checkpoints import make_checkpoint, random_model
 from tests.equality.passes import PROMPT, plain_transformers, run
 from tests.loaded import unloading
+from tests.logged import Logged
 from tests.selection import layered
 from tests.tiny_tokenizer import save_tokenizer
 
@@ -338,14 +339,12 @@ def test_passes_in_one_native_call_request_what_layers_would(
 
 
 @pytest.mark.parametrize("arch", layered(UNKNOWN, quick=lambda arch: arch == "phimoe"))
-def test_of_what_it_does_not_know_it_computes_the_experts(
-    arch: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_of_what_it_does_not_know_it_computes_the_experts(arch: str, tmp_path: Path, caplog: Logged) -> None:
     expect_experts(save_tokenizer(make_checkpoint(arch, tmp_path, **CHANGED.get(arch, {}))), UNKNOWN[arch], caplog)
 
 
 @pytest.mark.long(0.1)  # test_of_what_it_does_not_know_it_computes_the_experts has what becomes of such models
-def test_queries_that_are_scaled_by_position(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_queries_that_are_scaled_by_position(tmp_path: Path, caplog: Logged) -> None:
     """In texts of more than 64 tokens."""
     path = save(any_random_model("mistral4", rope_parameters=SCALED), tmp_path)
     with unloading(load(path, dtype="float32", context=64)) as engine:
@@ -353,7 +352,7 @@ def test_queries_that_are_scaled_by_position(tmp_path: Path, caplog: pytest.LogC
     expect_experts(path, "more than angles depends on positions", caplog)
 
 
-def expect_experts(path: Path, why: str, caplog: pytest.LogCaptureFixture) -> None:
+def expect_experts(path: Path, why: str, caplog: Logged) -> None:
     """The experts alone are computed in the fast arithmetic: near the reference, and with the same bits whatever is
     resident."""
     ids = PROMPT[:20]
@@ -372,9 +371,7 @@ def expect_experts(path: Path, why: str, caplog: pytest.LogCaptureFixture) -> No
             assert torch.equal(logits(engine, ids, [19, 1]), found), budget
 
 
-def test_a_whole_model_is_tried(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_whole_model_is_tried(tmp_path: Path, caplog: Logged, monkeypatch: pytest.MonkeyPatch) -> None:
     """What no module of a layer shows, such as a scale of the logits, is seen in those of a text."""
     own = Qwen3MoeForCausalLM.forward
 

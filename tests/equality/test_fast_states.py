@@ -23,6 +23,7 @@ from tests.equality.passes import PROMPT, plain_transformers, run
 from tests.equality.test_fast import CLOSE, OTHERS, distance, load, logits, read
 from tests.equality.test_fast import pytestmark as pytestmark
 from tests.loaded import unloading
+from tests.logged import Logged
 from tests.selection import layered
 from tests.tiny_tokenizer import save_tokenizer
 
@@ -162,7 +163,7 @@ def test_what_computes_otherwise_is_not_known(
     function: str,
     other: Callable[[Any], Any],
     tmp_path: Path,
-    caplog: pytest.LogCaptureFixture,
+    caplog: Logged,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     path = save_tokenizer(make_checkpoint("qwen3_next", tmp_path))

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from core.errors import DeviceError
-from core.hf.decode_attention import Shape
+from core.hf.attention_launch import Shape
 from core.memory.codec.base import Codec
 from core.memory.codec.kernels import portable
 
@@ -92,7 +92,7 @@ class FakeKernels:
 
 
 class FakeAttention:
-    """In the place of core.hf.decode_attention.AttentionKernels: the formula in fp64, rounded once."""
+    """In the place of core.hf.attention_launch.AttentionKernels: the formula in fp64, rounded once."""
 
     def __init__(self, shape: Shape) -> None:
         self._shape = shape

@@ -4,7 +4,7 @@ positions is, and captured in a graph that is replayed at another length."""
 import pytest
 import torch
 
-from core.hf.decode_attention import AttentionKernels, Shape, exact, tried
+from core.hf.attention_launch import AttentionKernels, Shape, exact, tried
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")]
 DEVICE = torch.device("cuda")

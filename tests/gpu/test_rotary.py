@@ -10,6 +10,7 @@ from core.hf import fused_rotary, rotary
 from core.hf.rotary import Rotation
 from core.memory.codec import kernels
 from tests.hf.rotary_cases import DTYPES, FUNCTIONS, ON_GPU, Function, bits, drawn, identical
+from tests.logged import Logged
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")]
 
@@ -24,21 +25,19 @@ def _nothing_was_tried(monkeypatch: pytest.MonkeyPatch) -> None:
 @torch.inference_mode()
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("function", FUNCTIONS.values(), ids=list(FUNCTIONS))
-def test_every_bit_is_the_functions_own(
-    function: Function, dtype: torch.dtype, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_every_bit_is_the_functions_own(function: Function, dtype: torch.dtype, caplog: Logged) -> None:
     own = function.own
-    caplog.set_level(logging.INFO, logger=rotary.log.name)
-    for sizes in ON_GPU:
-        rotation = Rotation(own)
-        rotation(*drawn(function, sizes, dtype, "cuda"))
-        kernel = [*rotation._tried.values()][-1]
-        assert isinstance(kernel, fused_rotary.FusedRotation), f"{sizes}: {caplog.text}"
-        assert kernel.form == function.form(sizes.width, dtype), sizes
-        for seed in range(1, 9):
-            states = drawn(function, sizes, dtype, "cuda", seed)
-            got, want = rotation(*states), own(*states)
-            assert identical(got, want), f"{sizes}, seed {seed}: {difference(got, want)}"
+    with caplog.at_level(logging.INFO, rotary.log.name):
+        for sizes in ON_GPU:
+            rotation = Rotation(own)
+            rotation(*drawn(function, sizes, dtype, "cuda"))
+            kernel = [*rotation._tried.values()][-1]
+            assert isinstance(kernel, fused_rotary.FusedRotation), f"{sizes}: {caplog.text}"
+            assert kernel.form == function.form(sizes.width, dtype), sizes
+            for seed in range(1, 9):
+                states = drawn(function, sizes, dtype, "cuda", seed)
+                got, want = rotation(*states), own(*states)
+                assert identical(got, want), f"{sizes}, seed {seed}: {difference(got, want)}"
 
 
 def difference(got: Sequence[torch.Tensor], want: Sequence[torch.Tensor]) -> str:

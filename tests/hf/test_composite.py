@@ -13,11 +13,12 @@ from app.services.candidates import look
 from core.capacity.plan import plan
 from core.engine import Engine
 from core.errors import ModelError
-from core.hf import load_skeleton, meta_skeleton, outline
 from core.hf.cached_pass import CACHE, ROWS, cached_pass, with_chosen_rows
 from core.hf.fast_linear import dense_codecs, patch_linears
 from core.hf.fast_rmsnorm import restore
+from core.hf.outline import outline
 from core.hf.quantization import quantization_settings
+from core.hf.skeleton import load_skeleton, meta_skeleton
 from core.importing.job import open_job
 from core.memory.codec.native.tile_products import by_onednn
 from core.settings.config import Settings
@@ -25,6 +26,7 @@ from core.settings.loading import LoadSpec
 from core.system.native.compile import widths
 from core.system.text_config import text_config
 from tests.architectures.trial import known, random_model, save, try_type
+from tests.logged import Logged
 from tests.selection import layered
 
 COMPOSITE = ["qwen3_5_moe", "qwen4_exp", "gemma4", "glm4v_moe", "qwen3_vl_moe", "kimi_k25"]
@@ -55,9 +57,7 @@ def vision(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.long(0.1)
-def test_parts_that_are_not_text_are_neither_read_nor_counted_and_that_is_said(
-    vision: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_parts_that_are_not_text_are_neither_read_nor_counted_and_that_is_said(vision: Path, caplog: Logged) -> None:
     skeleton = load_skeleton(vision)
     assert skeleton.model.visual is None
     shape = outline(meta_skeleton(vision))

@@ -15,8 +15,10 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from core.capacity.plan import plan
 from core.engine.loading import load_tokenizer
 from core.errors import ModelError
-from core.hf import CheckpointReader, check_model, load_skeleton, meta_skeleton
 from core.hf.bounds import wrong
+from core.hf.checkpoint import CheckpointReader
+from core.hf.files import check_model
+from core.hf.skeleton import load_skeleton, meta_skeleton
 from core.settings.loading import LoadSpec
 from tests.checkpoints import make_checkpoint
 from tests.hf import damage

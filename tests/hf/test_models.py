@@ -11,18 +11,12 @@ from transformers import AutoModelForCausalLM
 from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
 
 from core.errors import ModelError
-from core.hf import (
-    CheckpointReader,
-    ExpertsSite,
-    find_experts,
-    install,
-    load_skeleton,
-    meta_skeleton,
-    outline,
-    probe_router,
-    read_router,
-)
 from core.hf.cached_pass import CACHE
+from core.hf.checkpoint import CheckpointReader
+from core.hf.discover import ExpertsSite, find_experts, read_router
+from core.hf.hooks import install, probe_router
+from core.hf.outline import outline
+from core.hf.skeleton import load_skeleton, meta_skeleton
 from tests.checkpoints import ARCHITECTURES, EXTRA, make_checkpoint
 from tests.conftest import Checkpoint
 from tests.selection import layered

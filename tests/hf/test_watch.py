@@ -6,14 +6,15 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from core.hf import ExpertsSite, find_experts
 from core.hf.adapters import adapt
+from core.hf.discover import ExpertsSite, find_experts
 from core.hf.norms import RouterContext
 from core.hf.watch import Seen, ask, context_of, norm_of, watch
 from tests.architectures.tiny import tiny
 from tests.architectures.trial import known, random_model
 from tests.checkpoints import ARCHITECTURES, EXTRA
 from tests.conftest import Checkpoint
+from tests.logged import Logged
 from tests.selection import layered
 
 IDS = torch.arange(3, 27).view(2, 12)
@@ -121,7 +122,7 @@ def test_a_layer_with_several_residual_streams_adds_the_experts_output_to_none(m
 
 
 def test_a_model_that_does_not_run_without_its_experts_is_watched_without_norms(
-    checkpoint: Checkpoint, caplog: pytest.LogCaptureFixture
+    checkpoint: Checkpoint, caplog: Logged
 ) -> None:
     model = AutoModelForCausalLM.from_pretrained(checkpoint("qwen3_moe"), dtype="auto").eval()
     sites, seen = find_experts(model), list[Seen]()

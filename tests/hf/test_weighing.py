@@ -7,8 +7,8 @@ import pytest
 import torch
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
-from core.hf import RouterOutput, find_experts
 from core.hf.adapters import adapt
+from core.hf.discover import RouterOutput, find_experts
 from core.hf.watch import Seen, watch
 from core.hf.weighing import Rule, rule_of, rules_of
 from tests.checkpoints import ARCHITECTURES, EXTRA, MORE, random_model

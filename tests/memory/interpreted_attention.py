@@ -7,8 +7,8 @@ from unittest.mock import patch
 
 import torch
 
-from core.hf import decode_attention
-from core.hf.decode_attention import CHUNK, AttentionKernels, Shape, exact
+from core.hf import attention_launch
+from core.hf.attention_launch import CHUNK, AttentionKernels, Shape, exact
 from core.memory.codec.kernels import ByTriton
 
 CASES = {  # heads, heads of keys and values, width, width of values, positions kept, of which these are filled
@@ -44,8 +44,8 @@ def errors(
 
 def found(which: str) -> dict[str, float]:
     """What was compared; a trial of a load, too."""
-    with torch.inference_mode(), patch.object(decode_attention.kernels, "launcher_of", lambda device: ByTriton):
+    with torch.inference_mode(), patch.object(attention_launch.kernels, "launcher_of", lambda device: ByTriton):
         shape = Shape(4, 2, 16, 16, torch.float16, 0.25)
-        assert decode_attention.tried(shape, torch.device("cpu")) is not None
+        assert attention_launch.tried(shape, torch.device("cpu")) is not None
         cases, both = CASES | (LONG if which == "all" else {}), which == "all"
         return {f"{name} {what}": one for name, case in cases.items() for what, one in errors(*case, both).items()}

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from core.hf.decode_attention import AttentionKernels, Shape
+from core.hf.attention_launch import AttentionKernels, Shape
 from core.memory.codec.kernels.check import Compiler
 
 META = torch.device("meta")

@@ -20,6 +20,7 @@ from core.runtime.expert_math import ExpertMath
 from core.runtime.product_trials import choose_products
 from tests import kernel_cases as cases
 from tests.fake_driver import IMAGE, MEMORY, FakeDriver
+from tests.logged import Logged
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 
@@ -52,9 +53,7 @@ FAULTS = [
 
 
 @pytest.mark.parametrize(("fake", "said"), FAULTS)
-def test_experts_are_computed_without_kernels_that_fail(
-    fake: FakeDriver, said: str, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_experts_are_computed_without_kernels_that_fail(fake: FakeDriver, said: str, caplog: Logged) -> None:
     parts = {"gate_up_proj": torch.randn(64, 32), "down_proj": torch.randn(32, 32)}
     codec = cases.codec_of("int4-g32", parts, torch.float32, CPU, False)
     module = SimpleNamespace(has_gate=True, has_bias=False, _apply_gate=cases.gate)
@@ -70,7 +69,7 @@ def test_experts_are_computed_without_kernels_that_fail(
 
 @pytest.mark.parametrize(("fake", "said"), FAULTS[:1])
 def test_dense_layers_are_computed_without_kernels_that_fail(
-    fake: FakeDriver, said: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    fake: FakeDriver, said: str, monkeypatch: pytest.MonkeyPatch, caplog: Logged
 ) -> None:
     specs = {quantized_linear.WEIGHT: PartSpec((32, 64), torch.float32)}
     codec = make_codec("int8", specs=specs, dtype=torch.float32, device=CPU)
@@ -82,7 +81,7 @@ def test_dense_layers_are_computed_without_kernels_that_fail(
     assert said in caplog.text
 
 
-def test_a_wrong_result_is_found(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_wrong_result_is_found(caplog: Logged) -> None:
     """Launches that reach a driver and compute nothing."""
     parts = {"gate_up_proj": torch.randn(64, 32), "down_proj": torch.randn(32, 32)}
     codec = cases.codec_of("checkpoint", parts, torch.float32, CPU, False)
@@ -94,9 +93,7 @@ def test_a_wrong_result_is_found(caplog: pytest.LogCaptureFixture) -> None:
     assert math.grouped is None and fake.launches and "off in a trial" in caplog.text
 
 
-def test_triton_launches_only_where_the_driver_does_not(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_triton_launches_only_where_the_driver_does_not(monkeypatch: pytest.MonkeyPatch, caplog: Logged) -> None:
     codec = cases.codec_of("int4-g32", {"down_proj": torch.randn(8, 64)}, torch.float32, CPU, False)
     ours = launcher(FakeDriver())
     monkeypatch.setattr(kernels, "driver_launcher", lambda device: ours)

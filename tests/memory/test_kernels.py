@@ -13,6 +13,7 @@ from core.memory.codec.kernels.products import LANES, LANES_MOST, SCRATCH_BYTES,
 from core.runtime.product import LATE, TOGETHER, limited
 from core.types import Outcome, Segment
 from tests.kernel_cases import codec_of, matrices
+from tests.logged import Logged
 
 CPU = torch.device("cpu")
 
@@ -37,9 +38,7 @@ def test_kernels_compile_without_a_gpu(capability: int, tmp_path: Path, monkeypa
         assert ".v4.b32" in compiled.asm["ptx"], f"{name} does not read 16 bytes at a time"
 
 
-def test_they_are_not_used_where_they_cannot_run(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_they_are_not_used_where_they_cannot_run(monkeypatch: pytest.MonkeyPatch, caplog: Logged) -> None:
     codec = codec_of("int4-g32", matrices(1, 8, 64, False, False)[0], torch.float32, CPU, False)
     cuda = torch.device("cuda")
     monkeypatch.delenv("TRITON_INTERPRET", raising=False)

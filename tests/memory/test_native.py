@@ -21,6 +21,7 @@ from core.memory.codec.native.products import Products
 from core.system.native import compile
 from core.system.native.compile import widths
 from tests.kernel_cases import FEW
+from tests.logged import Logged
 from tests.memory.test_codec import HALF, gpt_oss_like, make, portable, reference, relative
 from tests.memory.test_codec_coded import codes_like
 from tests.selection import layered
@@ -268,7 +269,7 @@ OLD = SimpleNamespace(check_jit_execution=int, get_host_cpu_features=dict)  # LL
     ],
 )
 def test_without_kernels_the_portable_form_serves_and_the_log_says_why(
-    place: str, instead: Any, why: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    place: str, instead: Any, why: str, monkeypatch: pytest.MonkeyPatch, caplog: Logged
 ) -> None:
     parts, x = {"down_proj": torch.randn(6, 128)}, states(2, 128, BF16)
     asked_anew = functools.cache(widths.__wrapped__)

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from core.errors import ModelError, SettingError
-from core.hf import CheckpointReader
+from core.hf.checkpoint import CheckpointReader
 from core.importing import import_model, job
 from core.memory.pack import PackWriter, verify
 from core.memory.store import Cancelled

@@ -12,7 +12,10 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from core.errors import ModelError, SettingError
-from core.hf import CheckpointReader, find_experts, install, load_skeleton
+from core.hf.checkpoint import CheckpointReader
+from core.hf.discover import find_experts
+from core.hf.hooks import install
+from core.hf.skeleton import load_skeleton
 from core.importing import import_model, write
 from core.importing.sources import open_source
 from core.memory.codec import FORMATS

@@ -14,6 +14,7 @@ from safetensors.torch import load_file
 from core.errors import ModelError
 from core.memory.pack import PackReader, aligned, pack_at, pagefile
 from core.memory.pack.manifest import layer_file
+from tests.logged import Logged
 from tests.pack.packs import DENSE, EXPERTS, LAYERS, LAYOUT, random_blobs, write_pack
 
 
@@ -84,7 +85,7 @@ def test_short_and_interrupted_reads_are_taken_up(pack: Path, monkeypatch: pytes
 
 
 def test_a_file_system_without_direct_reads_is_said(
-    pack: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    pack: Path, monkeypatch: pytest.MonkeyPatch, caplog: Logged
 ) -> None:
     real = os.open
 

@@ -11,8 +11,8 @@ import torch
 from transformers import AutoModelForCausalLM
 from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
 
-from core.hf import ExpertsSite, find_experts, install
-from core.hf.hooks import probe_router
+from core.hf.discover import ExpertsSite, find_experts
+from core.hf.hooks import install, probe_router
 from core.hf.norms import quasi_hidden
 from core.hf.watch import norm_of, watch
 from core.policy.predict import Prediction, Predictor, View

@@ -8,7 +8,7 @@ import torch
 
 from core.engine.lossy_check import check_weighable
 from core.errors import SettingError
-from core.hf import RouterOutput
+from core.hf.discover import RouterOutput
 from core.hf.weighing import Rule
 from core.runtime.prediction.speculation import Executing, PredictedRouting, aligned, aligned_row
 from core.settings.config import Settings

@@ -14,6 +14,7 @@ from app.server.security.events import Events
 from app.server.security.gradio_guard import NO_EVENT
 from app.services.host import Host
 from tests.app.conftest import ended
+from tests.logged import Logged
 from tests.security.conftest import config
 from tests.selection import layered
 
@@ -78,7 +79,7 @@ def post(client: TestClient, body: object) -> tuple[int, str]:
 
 
 @pytest.fixture
-def quiet(caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]) -> Callable[[], bool]:
+def quiet(caplog: Logged, capfd: pytest.CaptureFixture[str]) -> Callable[[], bool]:
     """Was nothing logged as an error, and no traceback printed?"""
 
     def nothing() -> bool:

@@ -9,7 +9,8 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, AutoModelForImageTextToText
 
 from core.errors import ModelError
-from core.hf import CheckpointReader, meta_skeleton
+from core.hf.checkpoint import CheckpointReader
+from core.hf.skeleton import meta_skeleton
 from core.importing.job import refusal
 from core.importing.sources import open_source
 from core.importing.sources.gguf import open_gguf

@@ -8,7 +8,8 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from core.hf import CheckpointReader, meta_skeleton
+from core.hf.checkpoint import CheckpointReader
+from core.hf.skeleton import meta_skeleton
 from core.importing.sources import Source
 from core.importing.sources.gguf import open_gguf
 from core.importing.sources.gguf.blocks import EXACT, HELD, decode

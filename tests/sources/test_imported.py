@@ -9,7 +9,8 @@ from safetensors.torch import save_file
 from transformers import DynamicCache
 
 from core.engine import Engine
-from core.hf import CheckpointReader, meta_skeleton
+from core.hf.checkpoint import CheckpointReader
+from core.hf.skeleton import meta_skeleton
 from core.importing import import_model
 from core.importing.sources import open_source
 from core.memory.pack import Manifest

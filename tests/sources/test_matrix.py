@@ -10,8 +10,9 @@ import torch
 from safetensors.torch import save_file
 from transformers import AutoModelForCausalLM, CompressedTensorsConfig, Mxfp4Config
 
-from core.hf import CheckpointReader, load_skeleton, meta_skeleton
+from core.hf.checkpoint import CheckpointReader
 from core.hf.safetensors_file import TensorFiles
+from core.hf.skeleton import load_skeleton, meta_skeleton
 from core.importing.sources import open_source
 from core.importing.sources.nvfp4 import Nvfp4Matrix
 from core.memory.codec import make_codec

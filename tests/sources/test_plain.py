@@ -10,8 +10,9 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from core.hf import CheckpointReader, load_skeleton, meta_skeleton
+from core.hf.checkpoint import CheckpointReader
 from core.hf.coded import Merger, Planes, spread
+from core.hf.skeleton import load_skeleton, meta_skeleton
 from core.importing import forecast_import, import_model
 from core.importing.sources import open_source
 from core.memory.codec.coded import QuantizedTensor

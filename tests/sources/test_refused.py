@@ -11,7 +11,9 @@ import torch
 
 from core.capacity.plan import plan
 from core.errors import ModelError
-from core.hf import CheckpointReader, check_model, meta_skeleton
+from core.hf.checkpoint import CheckpointReader
+from core.hf.files import check_model
+from core.hf.skeleton import meta_skeleton
 from core.importing.sources import open_source
 from core.settings.loading import LoadSpec
 from tests import quantized

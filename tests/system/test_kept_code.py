@@ -10,6 +10,7 @@ import pytest
 from core.system.native import kept_code
 from core.system.native.compile import compiled, widths
 from core.system.native.ir import Code
+from tests.logged import Logged
 
 pytestmark = pytest.mark.skipif(not widths(), reason="no kernels for this CPU")
 
@@ -44,9 +45,7 @@ def test_it_is_compiled_once_and_a_damaged_file_once_more(folder: Path, monkeypa
     assert len(written) == 5
 
 
-def test_a_folder_that_cannot_be_written_is_said_and_nothing_else(
-    tmp_path: Path, folder: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_folder_that_cannot_be_written_is_said_and_nothing_else(tmp_path: Path, folder: Path, caplog: Logged) -> None:
     folder.write_text("a file")
     with caplog.at_level(logging.WARNING, "moestro.kernels"):
         assert [number(5), number(6)] == [5, 6]

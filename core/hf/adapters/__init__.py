@@ -10,7 +10,6 @@ from collections.abc import Callable
 from torch import nn
 
 from core.hf.adapters.dbrx import adapt_dbrx
-from core.hf.adapters.expert_attributes import set_expert_attributes
 from core.hf.adapters.jamba import adapt_jamba
 from core.hf.adapters.jetmoe import adapt_jetmoe, adapt_jetmoe_attention
 from core.hf.adapters.llama4 import adapt_llama4
@@ -18,6 +17,7 @@ from core.hf.adapters.longcat import adapt_longcat
 from core.hf.adapters.phimoe import adapt_phimoe_rotary
 from core.hf.adapters.split import adapt_split
 from core.hf.adapters.switch import adapt_switch
+from core.hf.expert_attributes import set_expert_attributes
 
 ADAPTERS: dict[str, Callable[[nn.Module], None]] = {  # by transformers' class of the block, experts or embedding
     "Step3p7Experts": set_expert_attributes,

@@ -6,7 +6,7 @@ import torch
 from torch import nn
 from transformers.core_model_loading import Concatenate, Transpose, WeightConverter
 
-from core.hf.adapters.expert_attributes import already_adapted, override_methods, set_expert_attributes
+from core.hf.expert_attributes import already_adapted, override_methods, set_expert_attributes
 
 OFF = 1e-6  # the down matrix is stored transposed, like gate and up: products of few rows round differently
 

@@ -4,7 +4,7 @@ from typing import Any
 
 import torch
 
-from core.hf.adapters.expert_attributes import already_adapted, override_methods
+from core.hf.expert_attributes import already_adapted, override_methods
 
 
 def adapt_jamba(block: Any) -> None:

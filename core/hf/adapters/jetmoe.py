@@ -6,7 +6,7 @@ import torch
 from torch import nn
 from transformers.core_model_loading import WeightRenaming
 
-from core.hf.adapters.expert_attributes import already_adapted, override_methods, set_expert_attributes
+from core.hf.expert_attributes import already_adapted, override_methods, set_expert_attributes
 
 
 def adapt_jetmoe(block: Any) -> None:

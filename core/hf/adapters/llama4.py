@@ -5,7 +5,7 @@ from typing import Any
 import torch
 
 from core.errors import ModelError
-from core.hf.adapters.expert_attributes import already_adapted, override_methods, set_expert_attributes
+from core.hf.expert_attributes import already_adapted, override_methods, set_expert_attributes
 
 OFF = 1e-6  # transformers computes every expert for all tokens (zero state if not selected): more rows
 

@@ -5,7 +5,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from core.hf.adapters.expert_attributes import already_adapted, override_methods, set_expert_attributes
+from core.hf.expert_attributes import already_adapted, override_methods, set_expert_attributes
 
 
 def adapt_longcat(block: Any) -> None:

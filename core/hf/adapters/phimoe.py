@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 
-from core.hf.adapters.expert_attributes import override_methods
+from core.hf.expert_attributes import override_methods
 
 FREQUENCIES = "_moestro_frequencies"
 

@@ -4,7 +4,7 @@ from typing import Any
 
 from torch import nn
 
-from core.hf.adapters.expert_attributes import STORED, already_adapted
+from core.hf.expert_attributes import STORED, already_adapted
 
 
 def adapt_split(block: Any) -> None:

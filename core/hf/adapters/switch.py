@@ -10,7 +10,7 @@ import transformers
 from torch import nn
 from transformers.core_model_loading import MergeModulelist, WeightConverter
 
-from core.hf.adapters.expert_attributes import already_adapted, override_methods, set_expert_attributes
+from core.hf.expert_attributes import already_adapted, override_methods, set_expert_attributes
 
 UNLIMITED = transformers.__version__.startswith("5.17.")
 SHARES = "_moestro_shares"  # on a router: how many of a pass's tokens are of each sequence; absent: all are of one

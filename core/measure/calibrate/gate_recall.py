@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from core.hf import ExpertsSite
+from core.hf.discover import ExpertsSite
 from core.hf.norms import has_quasi_hidden, quasi_hidden
 from core.hf.watch import ask
 from core.measure.calibrate.outputs import Outputs

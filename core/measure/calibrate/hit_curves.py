@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from core.hf import ExpertsSite
+from core.hf.discover import ExpertsSite
 from core.hf.watch import Seen, ask
 from core.policy.eviction import policy_maker
 from core.profile.trace.ranking import NONE

@@ -12,7 +12,7 @@ import torch
 from torch.nn import functional
 
 from core.errors import ProfileError
-from core.hf import ExpertsSite
+from core.hf.discover import ExpertsSite
 from core.hf.norms import has_quasi_hidden, quasi_hidden
 from core.measure.calibrate.state_file import Records, StateFile
 from core.runtime.measurement import LayerRun

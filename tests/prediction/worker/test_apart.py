@@ -18,6 +18,7 @@ from core.policy.predict.worker import InlineWorker, WorkerTask
 from core.policy.predict.workers import make_worker
 from core.runtime.prediction.worker.process_worker import MOST, NICENESS, ProcessWorker
 from core.system.worker_process import SPAWN
+from tests.logged import Logged
 from tests.policy.views import HIDDEN, drawn_path
 from tests.prediction.worker.deaf import deaf, failing
 
@@ -118,7 +119,7 @@ def test_what_would_fill_the_pipe_is_dropped() -> None:
     assert not process.is_running()
 
 
-def test_closing_ends_it_at_once_and_twice_is_once(caplog: pytest.LogCaptureFixture) -> None:
+def test_closing_ends_it_at_once_and_twice_is_once(caplog: Logged) -> None:
     apart = ProcessWorker(maps()[0])
     process = process_of(apart)
     apart.close()
@@ -168,7 +169,7 @@ def test_it_ends_with_whoever_started_it() -> None:
 
 
 @pytest.mark.parametrize("executable", [sys.executable, "no/such/python"])
-def test_one_that_does_not_start_is_said_once(executable: str, caplog: pytest.LogCaptureFixture) -> None:
+def test_one_that_does_not_start_is_said_once(executable: str, caplog: Logged) -> None:
     SPAWN.set_executable(executable)
     try:
         apart = ProcessWorker(maps()[0], failing)

@@ -93,7 +93,7 @@ def one_expert(sizes: Sizes) -> Iterator[None]:
     parts = {name: part.to(torch.bfloat16) for name, part in random_expert(sizes.hidden, sizes.width).items()}
 
     class Reader:
-        """In the place of core.hf.CheckpointReader."""
+        """In the place of core.hf.checkpoint.CheckpointReader."""
 
         def __init__(self, model: Any, files: object) -> None:
             self.sites: list[ExpertsSite] = find_experts(model)

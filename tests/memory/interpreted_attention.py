@@ -8,7 +8,7 @@ from unittest.mock import patch
 import torch
 
 from core.hf import attention_launch
-from core.hf.attention_launch import CHUNK, AttentionKernels, Shape, exact
+from core.hf.attention_launch import CHUNK, TRIED, AttentionKernels, Shape, exact
 from core.memory.codec.kernels import ByTriton
 
 CASES = {  # heads, heads of keys and values, width, width of values, positions kept, of which these are filled
@@ -44,8 +44,13 @@ def errors(
 
 def found(which: str) -> dict[str, float]:
     """What was compared; a trial of a load, too."""
-    with torch.inference_mode(), patch.object(attention_launch.kernels, "launcher_of", lambda device: ByTriton):
+    both = which == "all"
+    cases, tried = (CASES | LONG, TRIED) if both else (CASES, (CHUNK + 1,))
+    with (
+        torch.inference_mode(),
+        patch.object(attention_launch.kernels, "launcher_of", lambda device: ByTriton),
+        patch.object(attention_launch, "TRIED", tried),
+    ):
         shape = Shape(4, 2, 16, 16, torch.float16, 0.25)
         assert attention_launch.tried(shape, torch.device("cpu")) is not None
-        cases, both = CASES | (LONG if which == "all" else {}), which == "all"
         return {f"{name} {what}": one for name, case in cases.items() for what, one in errors(*case, both).items()}

@@ -15,7 +15,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from core.memory.codec.native.products import Kernels
+from core.memory.codec.native.products import STATES, Kernels
 from core.memory.codec.native.threads import MOST, TORCHS, WORTH_IT, Team, _team, acquire_team, share, shared_by
 from core.system.native.compile import widths
 from core.system.native.contention import LOOK_S, watch
@@ -235,11 +235,12 @@ def test_nothing_outside_of_what_is_given_is_read_or_written(name: str) -> None:
         moved = {n: getattr(form, n)._replace(at=fence.at - base) for n, fence in zip(parts, fences, strict=True)}
         kernels = Kernels(form._replace(**moved), FP16, width)
         laid_out, one, some, wide = (Fenced(size, at_end) for size in (4 * kernels.layout.bytes, 4, 16, 2 * 192 * 2))
+        called = (kernels.one, one), (kernels.many(STATES), some), (kernels.dequantize, wide)
         child = os.fork()
         if not child:
             for i in range(4):
                 CALL[2](kernels.prepare)(given.at + i * 192 * 2, laid_out.at + i * kernels.layout.bytes)
-            for kernel, out in ((kernels.one, one), (kernels.some, some), (kernels.dequantize, wide)):
+            for kernel, out in called:
                 CALL[5](kernel)(laid_out.at, base, out.at, 0, 2)
             os._exit(0)
         assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0

@@ -203,17 +203,19 @@ def _multiply(matrix: Matrix, out: torch.dtype) -> int:
     code = Code("void @some(ptr %given, ptr noalias %slot, i64 %from, i64 %to, i64 %tiled)")
     kinds = "ptr", "ptr", "i64", "ptr", "i64"
     given = rows.Given(*[code.load(kind, code.at("%given", 8 * i), 8) for i, kind in enumerate(kinds)])
+    unpacking = list[Code]()
     if not matrix.bits:
         plain.multiply(code, matrix, out, given)
     else:
         blocks = Blocks(matrix)
         if matrix.inputs * TILE <= MOST_BYTES and tiles.serves(matrix, blocks):
+            unpacking.append(tiles.unpack("unpack", matrix, blocks))
             many = code.let(f"icmp sge i64 {given.count}, %tiled")
             few, tiled = (
                 code.let(f"select i1 {many}, {which}")
                 for which in (f"i64 0, i64 {given.count}", f"i64 {given.count}, i64 0")
             )
-            tiles.multiply(code, matrix, blocks, out, replace(given, count=tiled))
+            tiles.multiply(code, "unpack", matrix, blocks, out, replace(given, count=tiled))
             rows.multiply(code, matrix, blocks, out, replace(given, count=few))
         else:
             rows.multiply(code, matrix, blocks, out, given)
@@ -229,4 +231,4 @@ def _multiply(matrix: Matrix, out: torch.dtype) -> int:
         header = every.at(headers, one, 8 * GIVEN)
         with every.loop(0, every.least(every.load("i64", every.at(header, 8 * COUNT), 8), 1)):  # of no row, nothing
             every.do(f"call void @some(ptr {header}, ptr {slot}, i64 {first}, i64 {last}, i64 {tiled})")
-    return address(compiled(code, every, width=32)["multiply"])
+    return address(compiled(*unpacking, code, every, width=32)["multiply"])

@@ -35,24 +35,97 @@ def serves(matrix: Matrix, blocks: Blocks) -> bool:
     return not (matrix.outputs % LANES or blocks.count % blocks.unit())
 
 
-def multiply(code: Code, matrix: Matrix, blocks: Blocks, out: torch.dtype, given: Given) -> None:
-    """Append: rows %from..%to - 1 of the matrix in %slot, a multiple of LANES, times the prepared rows of x. Nothing is
-    unpacked where there are none."""
-    _Tiles(code, matrix, blocks, out, given)
+def unpack(name: str, matrix: Matrix, blocks: Blocks) -> Code:
+    """Generates the function name(slot, into, first): eight rows of the matrix in a slot from the `first` on."""
+    return _Unpacking(name, matrix, blocks).code
+
+
+def multiply(code: Code, unpack: str, matrix: Matrix, blocks: Blocks, out: torch.dtype, given: Given) -> None:
+    """Append: rows %from..%to - 1 of the matrix in %slot, a multiple of LANES, times the prepared rows of x. `unpack`
+    is the name of that function; nothing is unpacked where there are none."""
+    _Tiles(code, unpack, matrix, blocks, out, given)
+
+
+class _Unpacked:
+    """Where the parts of eight rows lie, once unpacked."""
+
+    def __init__(self, matrix: Matrix, blocks: Blocks) -> None:
+        self.block = LANES * blocks.size * len(blocks.planes)  # bytes of a block's codes
+        self.codes = 0
+        self.scales = blocks.count * self.block
+        self.zeros = self.scales + (blocks.count * VECTOR if matrix.group else 0)
+        self.bytes = self.zeros + (blocks.count * VECTOR if matrix.zero is not None else 0)
+
+    def at(self, code: Code, rows: str, key: str, block: str) -> str:
+        """The address of a block's codes, scales or zeros of the eight unpacked `rows`."""
+        size = self.block if key == "codes" else VECTOR
+        return code.at(code.at(rows, getattr(self, key)), block, size)
+
+
+def _place(blocks: Blocks, p: int, plane: Plane, shift: int, dword: int) -> int:
+    """Number of a vector within a block's unpacked codes: its plane's, those of a shift one after the other."""
+    each = blocks.size // plane.per_byte // 4  # vectors of a shift
+    return p * blocks.size // 4 + shift * each + dword
+
+
+class _Unpacking:
+    def __init__(self, name: str, matrix: Matrix, blocks: Blocks) -> None:
+        self.code = code = Code(f"void @{name}(ptr noalias %slot, ptr noalias %into, i64 %first)")
+        self._matrix, self._blocks, self._meaning = matrix, blocks, meaning(matrix)
+        self._unpacked = _Unpacked(matrix, blocks)
+        with code.loop(0, blocks.count // blocks.unit()) as each:
+            into = code.at("%into", each.index, blocks.unit() * self._unpacked.block)
+            for p, plane in enumerate(blocks.planes):
+                self._plane(p, plane, each.index, into)
+        if matrix.group:
+            assert matrix.scale is not None
+            self._numbers(code.at("%into", self._unpacked.scales), matrix.scale)
+        if matrix.zero is not None:
+            self._numbers(code.at("%into", self._unpacked.zeros), matrix.zero)
+
+    def _plane(self, p: int, plane: Plane, unit: str, into: str) -> None:
+        code, blocks = self.code, self._blocks
+        size = blocks.unit() * blocks.size * plane.bits // 8  # bytes of a unit's codes
+        stride = self._matrix.inputs * plane.bits // 8
+        begin = code.at(code.at(code.at("%slot", plane.at), "%first", stride), unit, size)
+        block_bytes = blocks.size * plane.bits // 8
+        for i in range(size // VECTOR):
+            rows = [code.load(BYTES, code.at(begin, r * stride + i * VECTOR)) for r in range(LANES)]
+            for r in range(LANES):  # of the rows that are unpacked once these are multiplied
+                code.prefetch(code.at(begin, (SIDES * LANES + r) * stride + i * VECTOR), 2)
+            shifted = [integers(code, self._meaning, plane, row) for row in rows]
+            for shift in range(plane.per_byte):
+                dwords = [code.let(f"bitcast {BYTES} {one[shift]} to {INTS}") for one in shifted]
+                for d, value in enumerate(transposed(code, INTS, dwords)):
+                    block, within = divmod(i * VECTOR + 4 * d, block_bytes)
+                    place = block * self._unpacked.block + _place(blocks, p, plane, shift, within // 4) * VECTOR
+                    code.store(INTS, value, code.at(into, place), VECTOR)
+
+    def _numbers(self, into: str, part: Part) -> None:
+        """Scales or zeros: those of a block side by side, in fp32."""
+        code, blocks = self.code, self._blocks
+
+        def step(index: str, count: int) -> None:
+            rows = [
+                group_numbers(code, self._matrix, blocks, part, code.add("%first", r), index, count)
+                for r in range(LANES)
+            ]
+            at = code.at(into, index, LANES * VECTOR)
+            for b, value in enumerate(transposed(code, FLOATS, rows)[:count]):
+                code.store(FLOATS, value, code.at(at, b * VECTOR), VECTOR)
+
+        with code.loop(0, blocks.count // LANES) as each:
+            step(each.index, LANES)
+        if rest := blocks.count % LANES:
+            step(str(blocks.count // LANES), rest)
 
 
 class _Tiles:
-    def __init__(self, code: Code, matrix: Matrix, blocks: Blocks, out: torch.dtype, given: Given) -> None:
+    def __init__(self, code: Code, unpack: str, matrix: Matrix, blocks: Blocks, out: torch.dtype, given: Given) -> None:
         self.code, self._given = code, given
         self._matrix, self._blocks, self._out, self._meaning = matrix, blocks, out, meaning(matrix)
-        self._bytes = LANES * blocks.size * len(blocks.planes)  # of a block's codes, unpacked
-        room = {
-            "codes": blocks.count * self._bytes,
-            "scales": blocks.count * VECTOR if matrix.group else 0,
-            "zeros": blocks.count * VECTOR if matrix.zero is not None else 0,
-        }
-        self._room = {key: code.stack(SIDES * size) for key, size in room.items() if size}
-        self._side = room
+        self._unpacked = _Unpacked(matrix, blocks)
+        self._rows = [code.stack(self._unpacked.bytes) for _ in range(SIDES)]
         self._kept = {
             key: code.stack(LANES * SIDES * STATES[0] * VECTOR)
             for key in ("sums", "zeros")
@@ -65,7 +138,8 @@ class _Tiles:
         for sides, begin, end in ((SIDES, "%from", middle), (1, middle, last)):
             with code.loop(begin, end, sides * LANES) as rows:
                 for side in range(sides):
-                    self._unpack(side, code.add(rows.index, side * LANES))
+                    first = code.add(rows.index, side * LANES)
+                    code.do(f"call void @{unpack}(ptr %slot, ptr {self._rows[side]}, i64 {first})")
                 done = "0"
                 for states in STATES:
                     left = code.let(f"sub i64 {given.count}, {done}")
@@ -73,63 +147,6 @@ class _Tiles:
                     with code.loop(done, until, states) as state:
                         self._tile(sides, states, rows.index, state.index)
                     done = until
-
-    # ------------------------------------------------------------------ codes into the cache
-
-    def _unpack(self, side: int, first: str) -> None:
-        """Eight rows from the `first` on."""
-        code, blocks, unit = self.code, self._blocks, self._blocks.unit()
-        with code.loop(0, blocks.count // unit) as each:
-            into = code.at(self._room["codes"], side * self._side["codes"])
-            into = code.at(into, each.index, unit * self._bytes)
-            for p, plane in enumerate(blocks.planes):
-                self._unpack_plane(p, plane, first, each.index, into)
-        for key, part in (("scales", self._matrix.scale), ("zeros", self._matrix.zero)):
-            if key in self._room:
-                assert part is not None
-                self._turn_numbers(code.at(self._room[key], side * self._side[key]), part, first)
-
-    def _unpack_plane(self, p: int, plane: Plane, first: str, unit: str, into: str) -> None:
-        code, blocks = self.code, self._blocks
-        size = blocks.unit() * blocks.size * plane.bits // 8  # bytes of a unit's codes
-        stride = self._matrix.inputs * plane.bits // 8
-        begin = code.at(code.at(code.at("%slot", plane.at), first, stride), unit, size)
-        block_bytes = blocks.size * plane.bits // 8
-        for i in range(size // VECTOR):
-            rows = [code.load(BYTES, code.at(begin, r * stride + i * VECTOR)) for r in range(LANES)]
-            for r in range(LANES):  # of the rows that are unpacked once these are multiplied
-                code.prefetch(code.at(begin, (SIDES * LANES + r) * stride + i * VECTOR), 2)
-            shifted = [integers(code, self._meaning, plane, row) for row in rows]
-            for shift in range(plane.per_byte):
-                dwords = [code.let(f"bitcast {BYTES} {one[shift]} to {INTS}") for one in shifted]
-                for d, value in enumerate(transposed(code, INTS, dwords)):
-                    block, within = divmod(i * VECTOR + 4 * d, block_bytes)
-                    place = block * self._bytes + self._place(p, plane, shift, within // 4) * VECTOR
-                    code.store(INTS, value, code.at(into, place), VECTOR)
-
-    def _place(self, p: int, plane: Plane, shift: int, dword: int) -> int:
-        """Number of a vector within a block: its plane's, those of a shift one after the other."""
-        each = self._blocks.size // plane.per_byte // 4  # vectors of a shift
-        return p * self._blocks.size // 4 + shift * each + dword
-
-    def _turn_numbers(self, into: str, part: Part, first: str) -> None:
-        """Scales or zeros of eight rows: those of a block side by side, in fp32."""
-        code, blocks = self.code, self._blocks
-
-        def step(index: str, count: int) -> None:
-            rows = [
-                group_numbers(code, self._matrix, blocks, part, code.add(first, r), index, count) for r in range(LANES)
-            ]
-            at = code.at(into, index, LANES * VECTOR)
-            for b, value in enumerate(transposed(code, FLOATS, rows)[:count]):
-                code.store(FLOATS, value, code.at(at, b * VECTOR), VECTOR)
-
-        with code.loop(0, blocks.count // LANES) as each:
-            step(each.index, LANES)
-        if rest := blocks.count % LANES:
-            step(str(blocks.count // LANES), rest)
-
-    # ------------------------------------------------------------------ products
 
     def _tile(self, sides: int, states: int, row: str, state: str) -> None:
         """The outputs of sides * LANES rows for `states` rows of x."""
@@ -177,8 +194,7 @@ class _Tiles:
                     self._add("zeros", sides, states, lane, side, s, self._numbers("zeros", side, block), scaled)
 
     def _numbers(self, key: str, side: int, block: str) -> str:
-        code = self.code
-        return code.load(FLOATS, code.at(code.at(self._room[key], side * self._side[key]), block, VECTOR), VECTOR)
+        return self.code.load(FLOATS, self._unpacked.at(self.code, self._rows[side], key, block), VECTOR)
 
     def _add(self, key: str, sides: int, states: int, lane: str, side: int, s: int, a: str, b: str) -> None:
         code = self.code
@@ -195,15 +211,12 @@ class _Tiles:
         keys = [(side, s) for side in range(sides) for s in range(len(x))]
         short, total, held = dict.fromkeys(keys, ""), dict.fromkeys(keys, ""), 0
         begin = [code.at(code.at(own, blocks.numbers[p]), unit, blocks.unit() * blocks.size) for own in x]
-        codes = [
-            code.at(code.at(self._room["codes"], side * self._side["codes"]), block, self._bytes)
-            for side in range(sides)
-        ]
+        codes = [self._unpacked.at(code, rows, "codes", block) for rows in self._rows[:sides]]
         places = [(shift, d) for shift in range(plane.per_byte) for d in range(blocks.size // plane.per_byte // 4)]
         for n, (shift, d) in enumerate(places):
             held_codes = []
             for side in range(sides):
-                raw = code.load(BYTES, code.at(codes[side], self._place(p, plane, shift, d) * VECTOR), VECTOR)
+                raw = code.load(BYTES, code.at(codes[side], _place(blocks, p, plane, shift, d) * VECTOR), VECTOR)
                 held_codes.append((raw, magnitudes(code, meant, raw)))
             first = b * blocks.size * plane.bits // 8 + 4 * d  # byte of codes within the unit
             offset = (first // VECTOR * plane.per_byte + shift) * VECTOR + first % VECTOR

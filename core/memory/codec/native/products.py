@@ -211,25 +211,29 @@ class Kernels:
         planes = codes.meaning(matrix).planes
         self.layout = StateLayout(matrix.inputs, matrix.group if matrix.zero is not None else 0, planes, width)
         few = max(plane.per_word for plane in planes) <= 4  # vectors at once: more need more registers than there are
+        self._rows = ROWS if few else 1  # times STATES
         made = compiled(
             prepare("prepare", self.layout, dtype),
-            dequantize("dequantize", matrix, dtype, width),
             Product("one", matrix, self.layout, dtype, ROWS, 1).code,
-            Product("some", matrix, self.layout, dtype, ROWS if few else 1, STATES).code,
             width=width,
         )
-        self.prepare, self.dequantize, self.one, self.some = (
-            address(made[name]) for name in ("prepare", "dequantize", "one", "some")
-        )
+        self.prepare, self.one = (address(made[name]) for name in ("prepare", "one"))
         self._matrix, self._width, self.state_bytes, self._dtype = matrix, width, self.layout.bytes, dtype
         self.many = functools.lru_cache(maxsize=None)(self._many)
 
     def _many(self, states: int) -> int:
         """The address of what multiplies so many states at once; compiled when first used."""
-        if states in (1, STATES):
-            return self.one if states == 1 else self.some
-        made = compiled(Product("many", self._matrix, self.layout, self._dtype, ROWS, states).code, width=self._width)
+        if states == 1:
+            return self.one
+        rows = self._rows if states == STATES else ROWS
+        made = compiled(Product("many", self._matrix, self.layout, self._dtype, rows, states).code, width=self._width)
         return address(made["many"])
+
+    @functools.cached_property
+    def dequantize(self) -> int:
+        """What writes rows of the matrix in its number type; compiled when first used."""
+        made = compiled(dequantize("dequantize", self._matrix, self._dtype, self._width), width=self._width)
+        return address(made["dequantize"])
 
     @functools.cached_property
     def exact(self) -> int:

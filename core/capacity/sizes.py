@@ -134,8 +134,8 @@ def sizes_of(
     sequences: int = 1,
 ) -> Sizes:
     """Sizes for one context and expert format, with KV memory for `sequences` of it. `paged`: slots are whole
-    pages (core.memory.arena); `rounded` = core.hf.quantized_linear.rounded_bytes of dense layers kept as codes. The longest chunks are
-    those that `budget` pays for."""
+    pages (core.memory.arena); `rounded`: bytes of dense layers kept as codes. The longest chunks are those that
+    `budget` pays for."""
     slot = page_up(codec.slot_bytes) if paged else codec.slot_bytes
     if codec.device.type == "cuda":
         slot = slot_cost(codec.slot_bytes)

@@ -61,16 +61,12 @@ def _quiet() -> Iterator[None]:
 
 @pytest.fixture(scope="session", autouse=True)
 def _engines_collect_what_tests_made(request: pytest.FixtureRequest) -> Iterator[None]:
-    """An engine collects garbage as it is loaded and unloaded; freezing is left to the fixture below, and other
-    collections are rare."""
+    """An engine collects garbage as it is loaded and unloaded; freezing is left to the fixture below."""
     from core.system import process_memory
 
-    before = gc.get_threshold()
-    gc.set_threshold(20_000, 20, 50)
     real, process_memory.gc = process_memory.gc, SimpleNamespace(collect=gc.collect, freeze=int, unfreeze=int)  # type: ignore[assignment]
     yield
     process_memory.gc = real
-    gc.set_threshold(*before)
     if not hasattr(request.config, "workerinput"):  # which takes nothing down at its end
         gc.unfreeze()  # or libraries would report their own objects as leaked
 

@@ -16,7 +16,6 @@ from __future__ import annotations
 import atexit
 import gc
 import itertools
-import logging
 import os
 import re
 import time
@@ -190,9 +189,6 @@ def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> Non
 
 
 def pytest_collection_finish() -> None:
-    for name, log in logging.root.manager.loggerDict.items():
-        if name.startswith("torch") and isinstance(log, logging.Logger):
-            log.propagate = True  # or pytest puts its handlers at each of torch's 60, three times a test
     gc.set_threshold(10_000)  # new objects: collecting after every 700 takes a fiftieth of the time
     gc.enable()
 

@@ -37,19 +37,20 @@ def load_skeleton(path: ModelPath, dtype: torch.dtype | None = None, device: str
     """
     files = check_model(path)
     config, kind = _architecture(files)
-    meta = _on_meta(config, kind, dtype)
-    sites = find_experts(meta)  # raises for a model that is not MoE, before anything is read
-    ours = (name for one in getattr(sites[0].module, CONVERSIONS, ()) for name in one.source_patterns)
-    unread = (r".",) if keep_text(meta) else (*(kind._keys_to_ignore_on_load_unexpected or ()), r"experts?\.", *ours)
     register()
+    built = False
 
     class Skeleton(kind):  # type: ignore[misc, valid-type]
-        _keys_to_ignore_on_load_unexpected = unread
-
         @staticmethod
         def _load_pretrained_model(model: Any, *args: Any, **kwargs: Any) -> Any:
-            keep_text(model)
+            nonlocal built
+            built = True
+            left_out = keep_text(model)
             adapt(model)
+            sites = find_experts(model)  # raises for a model that is not MoE, before anything is read
+            ours = (name for one in getattr(sites[0].module, CONVERSIONS, ()) for name in one.source_patterns)
+            unread = {r"."} if left_out else {*model._keys_to_ignore_on_load_unexpected, r"experts?\.", *ours}
+            model._keys_to_ignore_on_load_unexpected = unread
             strip(model)
             return kind._load_pretrained_model(model, *args, **kwargs)
 
@@ -67,7 +68,11 @@ def load_skeleton(path: ModelPath, dtype: torch.dtype | None = None, device: str
                 trust_remote_code=False,
                 output_loading_info=True,
             )
+    except ModelError:
+        raise
     except Exception as error:  # transformers' and the model's own code, on untrusted files
+        if not built:
+            raise _unbuildable(error) from error
         raise ModelError(
             f"The model in {files.path} could not be loaded: {reason(error)}. Download it again."
         ) from error
@@ -118,9 +123,11 @@ def _on_meta(config: Any, kind: Any, dtype: torch.dtype | None) -> Any:
     except ModelError:
         raise
     except Exception as error:  # inconsistent sizes fail anywhere in the model's own code
-        raise ModelError(
-            f"config.json describes a model that cannot be built: {reason(error)}. Download it again."
-        ) from error
+        raise _unbuildable(error) from error
+
+
+def _unbuildable(error: Exception) -> ModelError:
+    return ModelError(f"config.json describes a model that cannot be built: {reason(error)}. Download it again.")
 
 
 def _architecture(files: ModelFiles) -> tuple[Any, Any]:

@@ -239,6 +239,23 @@ def test_menus_close_as_the_focus_leaves_which_is_never_lost(dashboard: Dashboar
     page.wait_for_function("document.activeElement.matches('#message textarea')")
 
 
+def test_what_is_drawn_again_hidden_or_disabled_hands_the_focus_on(dashboard: Dashboard) -> None:
+    page, toggle = dashboard.page, "[data-theme-toggle]"
+    page.focus(toggle)
+    page.evaluate("(one) => { const old = document.querySelector(one); old.replaceWith(old.cloneNode(true)); }", toggle)
+    page.wait_for_function("(one) => document.activeElement === document.querySelector(one)", arg=toggle)
+    for change, back in (("disabled = true", "disabled = false"), ("style.display = 'none'", "style.display = ''")):
+        page.focus(toggle)
+        page.evaluate(f"(one) => {{ document.querySelector(one).{change}; }}", toggle)
+        elsewhere = "(one) => document.activeElement !== document.body && !document.activeElement.matches(one)"
+        page.wait_for_function(elsewhere, arg=toggle)
+        page.evaluate(f"(one) => {{ document.querySelector(one).{back}; }}", toggle)
+    page.focus("#message textarea")
+    page.evaluate("document.activeElement.blur()")  # on purpose
+    dashboard.value("#set-preset input")
+    assert page.evaluate("document.activeElement === document.body")
+
+
 @pytest.mark.long(0.1)  # tests/app/test_settings.py has all of it but the page
 def test_a_preset_applies_all_its_values_and_moving_a_knob_makes_it_custom(dashboard: Dashboard) -> None:
     page = dashboard.page

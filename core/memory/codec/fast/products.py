@@ -53,7 +53,7 @@ class CanonicalProducts:
 
     def prepare(self, x: int, x_row: int, count: int, into: int) -> Work:
         """Prepare `count` rows at address `x`, `x_row` bytes apart, into `prepared_bytes` each."""
-        return Work(_prepare(self.matrix, self._dtype), (x, x_row, into), count, TOGETHER)
+        return Work(_prepare(_inputs_of(self.matrix), self._dtype), (x, x_row, into), count, TOGETHER)
 
     def multiply(self, steps: Steps, given: Sequence[int], slots: Sequence[int], out: torch.dtype) -> Work:
         """Multiply prepared rows by the matrix of each slot: GIVEN numbers for each."""
@@ -67,7 +67,8 @@ class CanonicalProducts:
         parts = -(-self.matrix.outputs // rows)
         units = len(counts) * parts
         some = units if len(counts) * size < WORTH_IT else 1  # others would join too late
-        return Work(_multiply(self.matrix, out), (given, slots, parts, rows, self.tiled), units, some)
+        arguments = given, slots, parts, rows, self.tiled, self.matrix.outputs
+        return Work(_multiply(_kernel_of(self.matrix), out), arguments, units, some)
 
     def _at_once(self, size: int) -> int:
         """Rows of the matrix that a thread takes at a time, of `size` bytes in all: long ranges are read faster, but
@@ -180,6 +181,19 @@ def _prepared_bytes(matrix: Matrix) -> int:
     return Blocks(matrix).bytes if matrix.bits else plain.padded(matrix.inputs) * 4
 
 
+def _inputs_of(matrix: Matrix) -> Matrix:
+    """What the kernel that prepares a row of x depends on."""
+    codes, high = matrix.codes._replace(at=0), matrix.high and matrix.high._replace(at=0)
+    return matrix._replace(outputs=0, codes=codes, high=high, scale=None, zero=None, bias=None, row=None)
+
+
+def _kernel_of(matrix: Matrix) -> Matrix:
+    """What the kernel that multiplies depends on: the number of rows of plain numbers only where these are turned, and
+    of that of codes whether they are whole vectors."""
+    outputs = matrix.outputs if matrix.transposed else int(bool(matrix.bits and matrix.outputs % LANES))
+    return matrix._replace(outputs=outputs, bias=None)
+
+
 @functools.cache
 def _prepare(matrix: Matrix, dtype: torch.dtype) -> int:
     """The address of a kernel whose units are rows of x: (address of x, bytes between rows, where they go)."""
@@ -199,7 +213,8 @@ def _prepare(matrix: Matrix, dtype: torch.dtype) -> int:
 @functools.cache
 def _multiply(matrix: Matrix, out: torch.dtype) -> int:
     """The address of a kernel whose units are some rows of the matrix of a slot: (GIVEN numbers for each slot, the
-    slots' addresses, units of a slot, rows of a unit, rows of x from which on codes are unpacked)."""
+    slots' addresses, units of a slot, rows of a unit, rows of x from which on codes are unpacked, rows of a
+    matrix)."""
     code = Code("void @some(ptr %given, ptr noalias %slot, i64 %from, i64 %to, i64 %tiled)")
     kinds = "ptr", "ptr", "i64", "ptr", "i64"
     given = rows.Given(*[code.load(kind, code.at("%given", 8 * i), 8) for i, kind in enumerate(kinds)])
@@ -220,13 +235,13 @@ def _multiply(matrix: Matrix, out: torch.dtype) -> int:
         else:
             rows.multiply(code, matrix, blocks, out, given)
     every = Code("void @multiply(ptr %arguments, i64 %from, i64 %to)")
-    headers, slots, parts, some, tiled = (
-        every.load(kind, every.at("%arguments", 8 * i), 8) for i, kind in enumerate(("ptr", "ptr", "i64", "i64", "i64"))
+    headers, slots, parts, some, tiled, outputs = (
+        every.load("i64" if i > 1 else "ptr", every.at("%arguments", 8 * i), 8) for i in range(6)
     )
     with every.loop("%from", "%to") as unit:
         one, part = (every.let(f"{name} i64 {unit.index}, {parts}") for name in ("udiv", "urem"))
         first = every.let(f"mul i64 {part}, {some}")
-        last = every.least(every.add(first, some), matrix.outputs)
+        last = every.least(every.add(first, some), outputs)
         slot = every.load("ptr", every.at(slots, one, 8), 8)
         header = every.at(headers, one, 8 * GIVEN)
         with every.loop(0, every.least(every.load("i64", every.at(header, 8 * COUNT), 8), 1)):  # of no row, nothing

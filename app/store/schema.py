@@ -106,10 +106,8 @@ MIGRATIONS: tuple[str, ...] = (
 def add_metrics(db: sqlite3.Connection, metrics: Iterable[Metric] = COUNTED) -> None:
     """Add a column to `steps` for each metric that no migration knows; passes recorded before have 0 there."""
     known, there = ({name for name, _ in found} for found in (_wanted(MIGRATIONS)["steps"], _columns(db, "steps")))
-    for one in metrics:
-        if one.name not in known | there:
-            kind = "REAL" if one.kind is float else "INTEGER"
-            db.execute(f"ALTER TABLE steps ADD COLUMN {one.name} {kind} NOT NULL DEFAULT 0")
+    new = [(one.name, "REAL" if one.kind is float else "INTEGER") for one in metrics if one.name not in known | there]
+    _run(db, "".join(f"ALTER TABLE steps ADD COLUMN {name} {kind} NOT NULL DEFAULT 0;" for name, kind in new))
 
 
 def wrong_tables(db: sqlite3.Connection, migrations: tuple[str, ...] = MIGRATIONS) -> str:
@@ -136,7 +134,7 @@ def _columns(db: sqlite3.Connection, table: str) -> set[tuple[str, str]]:
 
 
 def migrate(db: sqlite3.Connection, migrations: tuple[str, ...] = MIGRATIONS) -> None:
-    """Upgrade the database to the newest version, each step atomically. Raises StoreError if it is newer."""
+    """Upgrade the database to the newest version, atomically. Raises StoreError if it is newer."""
     version = int(db.execute("PRAGMA user_version").fetchone()[0])
     if version > len(migrations):
         raise StoreError(
@@ -145,10 +143,17 @@ def migrate(db: sqlite3.Connection, migrations: tuple[str, ...] = MIGRATIONS) ->
         )
     if version < 0:
         raise DamagedError(f"The chats on disk are damaged: they have version {version}.")
-    for number, script in enumerate(migrations[version:], version + 1):
-        try:
-            db.executescript(f"BEGIN IMMEDIATE; {script}; PRAGMA user_version = {number}; COMMIT;")
-        except sqlite3.Error:
-            if db.in_transaction:
-                db.execute("ROLLBACK")
-            raise
+    steps = [f"{script}; PRAGMA user_version = {n};" for n, script in enumerate(migrations[version:], version + 1)]
+    _run(db, "".join(steps))
+
+
+def _run(db: sqlite3.Connection, script: str) -> None:
+    """All of a script's statements, or none."""
+    if not script:
+        return
+    try:
+        db.executescript(f"BEGIN IMMEDIATE; {script} COMMIT;")
+    except sqlite3.Error:
+        if db.in_transaction:
+            db.execute("ROLLBACK")
+        raise

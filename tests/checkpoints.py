@@ -1,5 +1,8 @@
 """Tiny random checkpoints of real architectures, written to disk the way transformers saves them."""
 
+import atexit
+import shutil
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -85,6 +88,15 @@ def make_checkpoint(
     max_shard_size: str = "600KB",
     **overrides: Any,
 ) -> Path:
-    """Write a random checkpoint of `arch` to `directory` and return it."""
-    random_model(arch, seed, dtype, **overrides).save_pretrained(directory, max_shard_size=max_shard_size)
+    """Write a random checkpoint of `arch` to `directory` and return it: a copy, where a test before wanted the same."""
+    key = arch, seed, dtype, max_shard_size, repr(sorted(overrides.items()))
+    if key not in _MADE:
+        kept = Path(tempfile.mkdtemp(prefix="moestro-checkpoint-"))
+        atexit.register(shutil.rmtree, kept, ignore_errors=True)
+        random_model(arch, seed, dtype, **overrides).save_pretrained(kept, max_shard_size=max_shard_size)
+        _MADE[key] = kept
+    shutil.copytree(_MADE[key], directory, dirs_exist_ok=True)
     return directory
+
+
+_MADE: dict[tuple[Any, ...], Path] = {}

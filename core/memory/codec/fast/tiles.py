@@ -132,45 +132,44 @@ class _Tiles:
             if key == "sums" or matrix.zero is not None
         }
         some = code.let(f"icmp sgt i64 {given.count}, 0")
-        last = code.let(f"select i1 {some}, i64 %to, i64 %from")
-        left = code.let(f"sub i64 {last}, %from")
-        middle = code.add("%from", code.whole(left, SIDES * LANES))
-        for sides, begin, end in ((SIDES, "%from", middle), (1, middle, last)):
-            with code.loop(begin, end, sides * LANES) as rows:
-                for side in range(sides):
-                    first = code.add(rows.index, side * LANES)
-                    code.do(f"call void @{unpack}(ptr %slot, ptr {self._rows[side]}, i64 {first})")
-                done = "0"
-                for states in STATES:
-                    left = code.let(f"sub i64 {given.count}, {done}")
-                    until = code.add(done, code.whole(left, states))
-                    with code.loop(done, until, states) as state:
-                        self._tile(sides, states, rows.index, state.index)
-                    done = until
+        end = code.let(f"select i1 {some}, i64 %to, i64 %from")
+        last = code.add("%to", -LANES)
+        with code.loop("%from", end, SIDES * LANES) as each:
+            firsts = [code.least(code.add(each.index, side * LANES), last) for side in range(SIDES)]
+            for first, rows in zip(firsts, self._rows, strict=True):
+                code.do(f"call void @{unpack}(ptr %slot, ptr {rows}, i64 {first})")
+            done = "0"
+            for states in STATES:
+                left = code.let(f"sub i64 {given.count}, {done}")
+                until = code.add(done, code.whole(left, states))
+                with code.loop(done, until, states) as state:
+                    self._tile(firsts, [code.add(state.index, s) for s in range(states)])
+                done = until
 
-    def _tile(self, sides: int, states: int, row: str, state: str) -> None:
-        """The outputs of sides * LANES rows for `states` rows of x."""
+    def _tile(self, firsts: list[str], states: list[str]) -> None:
+        """The outputs of the rows from each of `firsts` on for these rows of x. Where eight are left they come twice:
+        their results are written again."""
         code, blocks = self.code, self._blocks
         unit = blocks.unit()
-        x = [self._given.row(code, code.add(state, s), blocks.bytes) for s in range(states)]
+        x = [self._given.row(code, state, blocks.bytes) for state in states]
         for at in self._kept.values():
-            for i in range(LANES * sides * states):
+            for i in range(LANES * SIDES * len(states)):
                 code.store(FLOATS, "zeroinitializer", code.at(at, i * VECTOR), VECTOR)
         with code.loop(0, blocks.count // unit) as each:
             for b in range(unit):
                 block = code.add(code.times(each.index, unit), b)
-                self._block(sides, x, each.index, b, block)
-        for side in range(sides):
-            for s in range(states):
-                self._write(sides, states, side, s, code.add(row, side * LANES), code.add(state, s))
+                self._block(x, each.index, b, block)
+        for side, first in enumerate(firsts):
+            for s, state in enumerate(states):
+                self._write(side, (s, len(states)), first, state)
 
-    def _block(self, sides: int, x: list[str], unit: str, b: int, block: str) -> None:
+    def _block(self, x: list[str], unit: str, b: int, block: str) -> None:
         """Add the terms of one block to the accumulators that it belongs to."""
         code, blocks, matrix = self.code, self._blocks, self._matrix
-        states, lane = len(x), code.let(f"and i64 {block}, {LANES - 1}")
-        found = dict.fromkeys([(side, s) for side in range(sides) for s in range(states)], "")
+        lane = code.let(f"and i64 {block}, {LANES - 1}")
+        found = dict.fromkeys([(side, s) for side in range(SIDES) for s in range(len(x))], "")
         for p, plane in enumerate(blocks.planes):
-            for key, value in self._integers(sides, x, unit, b, block, p, plane).items():
+            for key, value in self._integers(x, unit, b, block, p, plane).items():
                 if plane.weight > 1:
                     value = code.let(f"mul {INTS} {value}, {splat('i32', LANES, plane.weight)}")
                 found[key] = code.let(f"add {INTS} {found[key]}, {value}") if found[key] else value
@@ -180,42 +179,43 @@ class _Tiles:
                 total = code.load("i32", code.at(code.at(own, blocks.sums), block, 4), 4)
                 offset = code.broadcast("i32", code.let(f"mul i32 {total}, {self._meaning.offset}"), LANES)
             step = code.broadcast("float", code.load("float", code.at(code.at(own, blocks.scales), block, 4), 4), LANES)
-            for side in range(sides):
+            for side in range(SIDES):
                 value = found[side, s]
                 if offset:
                     value = code.let(f"sub {INTS} {value}, {offset}")
                 by = step
                 if matrix.group:
                     by = code.let(f"fmul {FLOATS} {self._numbers('scales', side, block)}, {step}")
-                self._add("sums", sides, states, lane, side, s, code.let(f"sitofp {INTS} {value} to {FLOATS}"), by)
+                self._add("sums", lane, side, (s, len(x)), code.let(f"sitofp {INTS} {value} to {FLOATS}"), by)
                 if matrix.zero is not None:
                     scaled = code.load("float", code.at(code.at(own, blocks.scaled_sums), block, 4), 4)
                     scaled = code.broadcast("float", scaled, LANES)
-                    self._add("zeros", sides, states, lane, side, s, self._numbers("zeros", side, block), scaled)
+                    self._add("zeros", lane, side, (s, len(x)), self._numbers("zeros", side, block), scaled)
 
     def _numbers(self, key: str, side: int, block: str) -> str:
         return self.code.load(FLOATS, self._unpacked.at(self.code, self._rows[side], key, block), VECTOR)
 
-    def _add(self, key: str, sides: int, states: int, lane: str, side: int, s: int, a: str, b: str) -> None:
-        code = self.code
-        at = code.at(code.at(self._kept[key], lane, sides * states * VECTOR), (side * states + s) * VECTOR)
+    def _add(self, key: str, lane: str, side: int, state: tuple[int, int], a: str, b: str) -> None:
+        """`state`: which of how many."""
+        code, (s, states) = self.code, state
+        at = code.at(code.at(self._kept[key], lane, SIDES * states * VECTOR), (side * states + s) * VECTOR)
         before = code.load(FLOATS, at, VECTOR)
         code.store(FLOATS, code.fma(a, b, before), at, VECTOR)
 
     def _integers(
-        self, sides: int, x: list[str], unit: str, b: int, block: str, p: int, plane: Plane
+        self, x: list[str], unit: str, b: int, block: str, p: int, plane: Plane
     ) -> dict[tuple[int, int], str]:
         """<8 x i32> for each side and row of x: the sums of one block's products of one plane."""
         code, blocks, meant = self.code, self._blocks, self._meaning
         limit = added_in_16_bits(meant, plane)
-        keys = [(side, s) for side in range(sides) for s in range(len(x))]
+        keys = [(side, s) for side in range(SIDES) for s in range(len(x))]
         short, total, held = dict.fromkeys(keys, ""), dict.fromkeys(keys, ""), 0
         begin = [code.at(code.at(own, blocks.numbers[p]), unit, blocks.unit() * blocks.size) for own in x]
-        codes = [self._unpacked.at(code, rows, "codes", block) for rows in self._rows[:sides]]
+        codes = [self._unpacked.at(code, rows, "codes", block) for rows in self._rows]
         places = [(shift, d) for shift in range(plane.per_byte) for d in range(blocks.size // plane.per_byte // 4)]
         for n, (shift, d) in enumerate(places):
             held_codes = []
-            for side in range(sides):
+            for side in range(SIDES):
                 raw = code.load(BYTES, code.at(codes[side], _place(blocks, p, plane, shift, d) * VECTOR), VECTOR)
                 held_codes.append((raw, magnitudes(code, meant, raw)))
             first = b * blocks.size * plane.bits // 8 + 4 * d  # byte of codes within the unit
@@ -224,7 +224,7 @@ class _Tiles:
             for s, own in enumerate(begin):
                 four = code.load("i32", code.at(own, offset), 4)
                 given = code.let(f"bitcast {INTS} {code.broadcast('i32', four, LANES)} to {BYTES}")
-                for side in range(sides):
+                for side in range(SIDES):
                     product = pairs(code, meant, *held_codes[side], given)
                     key = side, s
                     short[key] = code.let(f"add {SHORTS} {short[key]}, {product}") if held > 1 else product
@@ -235,12 +235,12 @@ class _Tiles:
                 held = 0
         return total
 
-    def _write(self, sides: int, states: int, side: int, s: int, row: str, state: str) -> None:
-        """Eight outputs for one row of x."""
-        code, matrix, out = self.code, self._matrix, self._out
+    def _write(self, side: int, which: tuple[int, int], row: str, state: str) -> None:
+        """Eight outputs for one row of x, `which` of how many."""
+        code, matrix, out, (s, states) = self.code, self._matrix, self._out, which
         sums = []
         for lane in range(LANES):
-            at = (lane * sides * states + side * states + s) * VECTOR
+            at = (lane * SIDES * states + side * states + s) * VECTOR
             total = code.load(FLOATS, code.at(self._kept["sums"], at), VECTOR)
             if matrix.zero is not None:
                 zeros = code.load(FLOATS, code.at(self._kept["zeros"], at), VECTOR)

@@ -7,7 +7,7 @@ bytes: one multiplication gives eight outputs.
 
 import torch
 
-from core.memory.codec.fast.layout import LANES, VECTOR, Blocks, Plane, meaning
+from core.memory.codec.fast.layout import LANES, LINE, VECTOR, Blocks, Plane, meaning
 from core.memory.codec.fast.rows import (
     BYTES,
     FLOATS,
@@ -91,8 +91,6 @@ class _Unpacking:
         block_bytes = blocks.size * plane.bits // 8
         for i in range(size // VECTOR):
             rows = [code.load(BYTES, code.at(begin, r * stride + i * VECTOR)) for r in range(LANES)]
-            for r in range(LANES):  # of the rows that are unpacked once these are multiplied
-                code.prefetch(code.at(begin, (SIDES * LANES + r) * stride + i * VECTOR), 2)
             shifted = [integers(code, self._meaning, plane, row) for row in rows]
             for shift in range(plane.per_byte):
                 dwords = [code.let(f"bitcast {BYTES} {one[shift]} to {INTS}") for one in shifted]
@@ -155,13 +153,32 @@ class _Tiles:
         for at in self._kept.values():
             for i in range(LANES * SIDES * len(states)):
                 code.store(FLOATS, "zeroinitializer", code.at(at, i * VECTOR), VECTOR)
+        ahead = self._ahead(firsts, states)
         with code.loop(0, blocks.count // unit) as each:
+            for begin, lines in ahead:
+                for line in range(lines):
+                    code.prefetch(code.at(code.at(begin, each.index, lines * LINE), line * LINE), 2)
             for b in range(unit):
                 block = code.add(code.times(each.index, unit), b)
                 self._block(x, each.index, b, block)
         for side, first in enumerate(firsts):
             for s, state in enumerate(states):
                 self._write(side, (s, len(states)), first, state)
+
+    def _ahead(self, firsts: list[str], states: list[str]) -> list[tuple[str, int]]:
+        """(address, lines of it for each unit) of the rows that are unpacked once these are multiplied, to be fetched
+        while the first rows of x are: those after them fetch what is in the cache."""
+        code, blocks = self.code, self._blocks
+        if len(states) < STATES[0]:
+            return []
+        is_first, found = code.let(f"icmp eq i64 {states[0]}, 0"), []
+        for plane in blocks.planes:
+            size = blocks.unit() * blocks.size * plane.bits // 8
+            stride = self._matrix.inputs * plane.bits // 8
+            rows = code.at(code.at("%slot", plane.at), code.add(firsts[0], SIDES * LANES), stride)
+            begin = code.let(f"select i1 {is_first}, ptr {rows}, ptr {self._rows[0]}")
+            found.append((begin, max(1, SIDES * LANES * size // LINE)))
+        return found
 
     def _block(self, x: list[str], unit: str, b: int, block: str) -> None:
         """Add the terms of one block to the accumulators that it belongs to."""

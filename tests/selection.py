@@ -33,7 +33,7 @@ try:
 except ImportError:  # a machine to try a GPU on may have no more than what the engine needs
     settings = None  # type: ignore[assignment, misc]
 
-FEWER = 10  # examples; 100 are usual
+FEWER = 6  # examples; 100 are usual
 BROWSER = "tests/browser"
 NO_BROWSER = "no browser"  # why its tests are skipped
 TESTS = Path(__file__).resolve().parent

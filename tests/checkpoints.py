@@ -80,6 +80,9 @@ def random_model(arch: str, seed: int = 0, dtype: torch.dtype = torch.float32, *
     return model
 
 
+_MADE: dict[tuple[Any, ...], Path] = {}  # folders that nobody changes, by what was asked for
+
+
 def make_checkpoint(
     arch: str,
     directory: Path,
@@ -97,6 +100,3 @@ def make_checkpoint(
         _MADE[key] = kept
     shutil.copytree(_MADE[key], directory, dirs_exist_ok=True)
     return directory
-
-
-_MADE: dict[tuple[Any, ...], Path] = {}

@@ -24,8 +24,9 @@ export function start() {
 function restore() {
   if (document.activeElement !== document.body || !last || usable(last)) return;
   for (const [id, number] of places) {
-    const within = stops(document.getElementById(id) ?? document.createElement("i"));
-    const next = [...within.slice(Math.max(number, 0)), ...within.slice(0, Math.max(number, 0)).reverse()].find(usable);
+    const within = document.getElementById(id);
+    const there = within ? stops(within) : [], at = Math.max(number, 0);
+    const next = [...there.slice(at), ...there.slice(0, at).reverse()].find(usable);
     if (next) return next.focus({ preventScroll: true });
   }
 }

@@ -54,8 +54,8 @@ def params() -> dict[str, Param]:
 
 
 @lru_cache(maxsize=1)
-def _params(groups: tuple[type[Group], ...], registered: int) -> dict[str, Param]:
-    """Those of these groups, and of as many variants as are registered."""
+def _params(groups: tuple[type[Group], ...], known: int) -> dict[str, Param]:
+    """Those of these groups and of the variants, made anew when more than `known` are registered."""
     found = general(*groups)
     for kind in KINDS:
         own = {v.full_name(p): p for v in variants(kind) for p in v.params if not p.shared}

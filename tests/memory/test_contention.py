@@ -66,22 +66,46 @@ def test_times_are_those_of_the_threads_that_compute(tmp_path: Path) -> None:
         write(thread, ran_s, 5.5)
     assert times.since() == pytest.approx((3, 1)), "the third does not compute"
     assert times.since() == (0, 0)
-    (tmp_path / "2" / "schedstat").unlink()
+    (tmp_path / "2" / "schedstat").write_text("")
     write(1, 12, 5.5)
     assert times.since() == pytest.approx((1, 0)), "the second is over"
-    write(1, 0, 0)
+    write(2, 4, 4)
     assert times.since() == (0, 0), "its id was given to another one"
+    times.add(2)
+    write(2, 5, 6)
+    assert times.since() == pytest.approx((1, 2))
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="only Linux counts")
-def test_a_thread_is_seen_to_run() -> None:
-    times = ThreadTimes()
-    times.add(threading.get_native_id())
-    end = time.thread_time() + 0.05
+def test_an_id_that_another_thread_has_now_is_that_ones(tmp_path: Path) -> None:
+    counts = tmp_path / "1" / "schedstat"
+    counts.parent.mkdir()
+    counts.write_text("")
+    times = ThreadTimes(tmp_path)
+    times.add(1)
+    counts.unlink()
+    counts.write_text("7000000000 0 1")
+    times.add(1)
+    counts.write_text("8000000000 0 1")
+    assert times.since() == pytest.approx((1, 0))
+
+
+def run_for(seconds: float) -> None:
+    end = time.thread_time() + seconds
     while time.thread_time() < end:
         pass
     time.sleep(0.01)  # the system counts when the thread leaves the processor
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux counts")
+def test_a_thread_is_seen_to_run_until_it_is_over() -> None:
+    times = ThreadTimes()
+    times.add(threading.get_native_id())
+    run_for(0.05)
     assert times.since()[0] >= 0.04
+    other = threading.Thread(target=lambda: (times.add(threading.get_native_id()), run_for(0.05)))
+    other.start()
+    other.join()
+    assert times.since()[0] < 0.04
 
 
 def test_where_the_system_does_not_count_nothing_is_found(tmp_path: Path) -> None:

@@ -91,9 +91,7 @@ def test_a_helper_that_fell_asleep_is_woken() -> None:
     team, until = Team(alone=False), time.monotonic() + 30
     for threads in (2, 3, 2):
         share(threads)
-        while any(called.is_set() for called in team._helpers):  # awake
-            time.sleep(0.001)
-            assert time.monotonic() < until
+        time.sleep(0.02)  # longer than they watch
         kernel = Kernel()
         while len(kernel.threads) < threads:
             kernel = Kernel(together=threads)
@@ -101,6 +99,22 @@ def test_a_helper_that_fell_asleep_is_woken() -> None:
             assert len(kernel.calls) == 4 and threading.get_ident() in kernel.threads
             assert time.monotonic() < until
     assert len(team._helpers) == 2
+
+
+def test_a_call_that_comes_while_a_helper_gives_up_is_heard(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Between its last look and its sleep a helper waits for Python's lock, which the caller has."""
+    team, helped = Team(alone=False), threading.Semaphore(0)
+    rounds = iter(range(10))
+
+    def help_once(job: int, patience: int) -> None:
+        if next(rounds) == 0:
+            team._wake(1)
+        helped.release()
+
+    monkeypatch.setattr(team, "_help", help_once)
+    team._wake(1)
+    assert all(helped.acquire(timeout=20) for _ in range(2))
+    team.close()
 
 
 def test_a_thread_that_waits_gives_its_processor_up(monkeypatch: pytest.MonkeyPatch) -> None:

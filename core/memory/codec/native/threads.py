@@ -150,10 +150,10 @@ class Team:
         watch.helping()
         while True:
             called.wait()
+            called.clear()  # before it helps: a call that comes while it gives up is not lost
             if self._closing:
                 return
             self._help(self._job_at, PATIENCE)
-            called.clear()
 
     def release(self) -> None:
         self._lock.release()

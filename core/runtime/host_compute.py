@@ -32,13 +32,12 @@ from core.runtime.placement_trials import LayerTrial, trial_costs
 from core.runtime.program.experts import ExpertKernels, FastMath
 from core.runtime.program.few import FewRows
 from core.runtime.program.many import FastRows
-from core.runtime.program.token import FastToken
 from core.runtime.rows import ExpertRows
 from core.settings.misses import MissSettings
 
 log = logging.getLogger("moestro.host")
 
-Rows = ExpertRows | FastRows | FewRows | FastToken
+Rows = ExpertRows | FastRows | FewRows
 
 CLOSE = 0.05  # of the largest logit: what other sums of some experts may do to logits, and states rounded to 8 bits
 _broken: list[object] = []  # what threads that failed may still write to
@@ -184,7 +183,7 @@ class HostCompute:
         if self._posted is not None:
             out = self._end_steps(self._posted)
             waited_s = time.perf_counter() - ended_s
-            assert not isinstance(rows, FastRows | FewRows), "several rows are computed on the device"
+            assert not isinstance(rows, FastRows), "several rows are computed on the device"
             rows.join([one.expert for one in hosted], out)
             if self.team is not None:
                 took_s = self.team.took_s

@@ -20,11 +20,10 @@ from core.runtime.host_compute import HostCompute, Rows
 from core.runtime.miss import MissPolicy
 from core.runtime.prefetcher import Prefetcher
 from core.runtime.product import Product
-from core.runtime.program import few
 from core.runtime.program.experts import FastMath
+from core.runtime.program.few import ROWS, FewRows, fast_all_hits
 from core.runtime.program.many import FastRows
 from core.runtime.program.routers import Answers
-from core.runtime.program.token import FastToken, fast_all_hits
 from core.runtime.rows import ExpertRows, Routed, compute_all_hits, distinct
 from core.runtime.step_sink import StepSink
 from core.types import Outcome
@@ -119,7 +118,7 @@ class MoEStep:
         """What computes the experts of so many rows."""
         if not self._fast:
             return ExpertRows
-        return FastToken if count == 1 else few.FewRows if count <= few.ROWS else FastRows
+        return FewRows if count <= ROWS else FastRows
 
     def hits_at(self) -> int:
         """As `ExpertCache.hits_at`, in a pass in which layers whose experts are all hits ask for nothing else; 0

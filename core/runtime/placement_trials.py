@@ -15,7 +15,7 @@ from core.policy.placement import Costs
 from core.runtime.expert_math import ExpertMath
 from core.runtime.placement import LEAST_S
 from core.runtime.program.experts import FastMath
-from core.runtime.program.token import FastToken
+from core.runtime.program.few import FewRows
 from core.runtime.rows import ExpertRows, Routed
 from core.types import Outcome, Segment
 
@@ -102,12 +102,12 @@ class LayerTrial:
         """`label` stands for the expert: those of a trial are of any layer."""
         return LeasedSegment(label, Segment(eid, range(1)), self._table[eid], Outcome.HIT, None)
 
-    def _rows(self, experts: int) -> tuple[ExpertRows | FastToken, torch.Tensor]:
+    def _rows(self, experts: int) -> tuple[ExpertRows | FewRows, torch.Tensor]:
         math, chosen = self._math, [[*range(experts)]]
         ids = torch.tensor(chosen, device=self.device)
         hidden = torch.ones(1, math.inputs, dtype=math.codec.dtype, device=self.device)
         routed = Routed(ids, torch.ones(ids.shape, device=self.device), chosen, chosen[0], chosen)
-        return (FastToken if isinstance(math, FastMath) else ExpertRows)(math, math.token, hidden, routed), hidden
+        return (FewRows if isinstance(math, FastMath) else ExpertRows)(math, math.token, hidden, routed), hidden
 
     def _synchronize(self) -> None:
         if self.device.type == "cuda":

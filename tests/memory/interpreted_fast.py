@@ -16,9 +16,9 @@ from core.memory.codec.matrix import Matrix, Part, matrix
 from core.runtime.program.combine import FIELDS, Combine
 from core.runtime.program.combine import kernel as combine_kernel
 from core.runtime.program.experts import ExpertKernels
+from core.runtime.program.few import RowSteps
 from core.runtime.program.gate import Gate
 from core.runtime.program.gpu.experts import GpuExperts, Where
-from core.runtime.program.token import TokenSteps
 from core.system.native.compile import widths
 from tests.kernel_cases import CODED, gate, interleaved
 from tests.memory.fast.test_canonical import PLAIN, case, inputs_of, rows
@@ -170,7 +170,7 @@ def expert(
     weights = torch.rand(tokens, chosen, generator=random)
     wanted = []
     for t in range(tokens):
-        token = TokenSteps(on_cpu, chosen)
+        token = RowSteps(on_cpu, 1, chosen)
         token.x.copy_(x[t : t + 1])
         token.weights.copy_(weights[t : t + 1])
         token.whole.run([slots[e].data_ptr() for e in ids[t]])

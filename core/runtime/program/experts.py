@@ -23,7 +23,6 @@ from core.runtime.program import bias, combine, gate
 
 if TYPE_CHECKING:
     from core.runtime.program.few import RowSteps
-    from core.runtime.program.token import TokenSteps
 
 ARGUMENTS = 8192, 384  # bytes for those of a row's steps, and for each of its experts
 FP32 = torch.float32
@@ -41,7 +40,6 @@ class ExpertKernels:
         self._gate = gate.kernel(self.gate)
         self._biases = [None if one.bias is None else bias.kernel(_bias(one)) for one in (up, down)]
         self.steps = Steps()
-        self.tokens: dict[int, TokenSteps] = {}  # by the experts that a token chooses
         self.few: dict[tuple[int, int], RowSteps] = {}  # by rows, and the experts that each chooses
 
     def works(self, counts: Sequence[int], given: int, after: int, slots: int, memory: int) -> Iterable[Work]:
@@ -67,25 +65,29 @@ class ExpertKernels:
         return begin + -begin % 64
 
     def numbers(
-        self, x: int, rows: Sequence[int], counts: Sequence[int], out: int, memory: int
+        self, x: int, rows: Iterable[int], counts: Sequence[int], outs: Iterable[int], memory: int
     ) -> tuple[list[int], list[int]]:
-        """`given` and `after` of `works`: the prepared rows at `x` whose indices are at each of `rows`, and consecutive
-        results at `out`."""
-        wide, ends = 2 * self.inner * 4, accumulate(counts, initial=0)
-        given = [
-            number
-            for index, count, done in zip(rows, counts, ends, strict=False)
-            for number in (x, index, count, memory + done * wide, wide)
-        ]
-        return given, [*self.down.given(self.prepared(memory, sum(counts)), counts, out, self.hidden * 4)]
+        """`given` and `after` of `works`: the prepared rows at `x` whose indices are at each of `rows`, and results one
+        after the other at each of `outs`."""
+        wide, long, prepared = 2 * self.inner * 4, self.hidden * 4, self.prepared(memory, sum(counts))
+        given, after, done = list[int](), list[int](), 0
+        for index, count, out in zip(rows, counts, outs, strict=True):
+            given += x, index, count, memory + done * wide, wide
+            after += prepared, numbered(done), count, out, long
+            done += count
+        return given, after
 
     def row(self, steps: Steps, chosen: int, x: int, slots: int, out: int, memory: int, room: int) -> Iterable[Work]:
         """Compute one row at `x` with the experts in so many slots -> rows [chosen, hidden] at `out`. The prepared row
         is at `memory`, and what is between the products at `room`."""
         yield self.up.prepare(x, 0, 1, memory)
         counts = [1] * chosen
-        given, after = self.numbers(memory, [numbered(0)] * chosen, counts, out, room)
+        given, after = self.numbers(memory, [numbered(0)] * chosen, counts, self.outs(out, counts), room)
         yield from self.works(counts, steps.put(given), steps.put(after), slots, room)
+
+    def outs(self, first: int, counts: Sequence[int]) -> list[int]:
+        """Where the outputs of each of `counts` begin, one after the other from an address on."""
+        return starts(first, counts, self.hidden * 4)
 
     def outputs_at(self, memory: int, rows: int = 1) -> int:
         """Where the outputs of so many rows may be in memory of `token_memory` bytes, aligned."""
@@ -143,6 +145,11 @@ class FastMath(ExpertMath):
     @property
     def can_copy(self) -> bool:
         return False
+
+
+def starts(first: int, counts: Sequence[int], size: int) -> list[int]:
+    """Where each of `counts` begins, whose elements of `size` bytes follow each other from an address on."""
+    return [first + size * done for done in accumulate(counts, initial=0)][:-1]
 
 
 def matrices(codec: Codec, up: str) -> tuple[Matrix, Matrix]:

@@ -1,12 +1,16 @@
-"""The experts of a few rows in the fast arithmetic: steps that are written once, as those of one row.
+"""The experts of a few rows in the fast arithmetic: steps that are written once and of which only addresses change.
 
-Within a program's steps they follow the layer's router, for where every expert is in a slot. Otherwise the experts that
-are computed together are one native call, and their sums are another.
+Where every expert is in a slot, they are one native call with their sum, or steps of a program that follow the layer's
+router. Otherwise the experts that are computed together are one call, and the sum is another. The outputs have the same
+bits either way.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from array import array
+from collections.abc import Iterable, Sequence
+from functools import cached_property
+from typing import NamedTuple
 
 import torch
 
@@ -14,14 +18,13 @@ from core.cache.lease import LeasedSegment
 from core.memory.codec.fast.products import GIVEN, numbered
 from core.memory.codec.fast.steps import Steps, Work, named
 from core.memory.codec.native.team_code import LINE
+from core.memory.codec.native.threads import acquire_team
 from core.runtime.expert_math import ExpertMath, Tap
-from core.runtime.product import Product
+from core.runtime.product import Product, resident_first
 from core.runtime.program import combine, group
-from core.runtime.program.experts import ExpertKernels, FastMath
-from core.runtime.program.many import Pairs, indices
+from core.runtime.program.experts import ExpertKernels, FastMath, starts
 from core.runtime.program.mixer import some
-from core.runtime.program.token import Call
-from core.runtime.rows import Routed
+from core.runtime.rows import NOTHING, Routed
 
 ROWS = 9  # at most: a token and as many guesses as a pass verifies
 CALLS = 64  # of experts that are computed together, which are kept
@@ -45,9 +48,10 @@ def add(
     `token_memory` bytes, aligned."""
     count, chosen = ids.shape
     pairs, hidden = count * chosen, kernels.hidden
+    ones = [1] * pairs
     out, room = kernels.outputs_at(memory, count), kernels.room_at(memory, pairs, count)
     rows, places, slots = (steps.put([0] * pairs) for _ in range(3))
-    up, down = map(steps.put, kernels.numbers(memory, [rows] * pairs, [1] * pairs, out, room))
+    up, down = map(steps.put, kernels.numbers(memory, [rows] * pairs, ones, kernels.outs(out, ones), room))
     kernel = group.kernel(experts[1], chosen, 2 * kernels.inner * 4, hidden * 4)
     found = named(
         group.FIELDS,
@@ -68,11 +72,27 @@ def add(
     steps.add(Work(kernel, found, 1, 1))
     looked = len(steps)
     steps.add(kernels.up.prepare(x.data_ptr(), x.stride(0) * 4, count, memory))
-    steps.extend(kernels.works([1] * pairs, up, down, slots, room))
+    steps.extend(kernels.works(ones, up, down, slots, room))
     summed = combine.kernel(combine.Combine(hidden, chosen))
     given = named(combine.FIELDS, experts=out, pairs=places, weights=weights, out=total)
     steps.add(Work(summed, given, count, some(count)))
     return looked
+
+
+class Call(NamedTuple):
+    """Steps, and where the numbers that change are."""
+
+    steps: Steps
+    at: int
+
+    def run(self, numbers: Sequence[int], first: int = 0) -> None:
+        """Compute the steps from the `first` on with these numbers."""
+        self.steps.change(self.at, numbers)
+        team = acquire_team()
+        try:
+            self.steps.run(team, first)
+        finally:
+            team.release()
 
 
 class RowSteps:
@@ -83,33 +103,51 @@ class RowSteps:
         self.x, self.total = torch.empty(count, kernels.hidden), torch.empty(count, kernels.hidden)
         self.weights = torch.empty(count, chosen)
         self._memory = torch.empty(kernels.token_memory(pairs, count) + LINE, dtype=torch.uint8)
-        self.prepared = self._memory.data_ptr() + -self._memory.data_ptr() % LINE
-        self.results = kernels.outputs_at(self.prepared, count)
-        self.room = kernels.room_at(self.prepared, pairs, count)
-        begin = self.results - self._memory.data_ptr()
+        self._prepared = self._memory.data_ptr() + -self._memory.data_ptr() % LINE
+        self._results = kernels.outputs_at(self._prepared, count)
+        self._room = kernels.room_at(self._prepared, pairs, count)
+        begin = self._results - self._memory.data_ptr()
         out = self._memory[begin : begin + pairs * kernels.hidden * 4]
         self.out = out.view(torch.float32).view(pairs, kernels.hidden)
-        self._groups: dict[tuple[int, int], Call] = {}
+        self._groups: dict[tuple[int, int, int], Call] = {}
         steps, places = kernels.begun(pairs)
-        at = {"experts": self.results, "pairs": places, "weights": self.weights.data_ptr()}
+        at = {"experts": self._results, "pairs": places, "weights": self.weights.data_ptr()}
         given = named(combine.FIELDS, out=self.total.data_ptr(), **at)
         steps.add(Work(combine.kernel(combine.Combine(kernels.hidden, chosen)), given, count, some(count)))
         self.sum = Call(steps, places)
+
+    @cached_property
+    def whole(self) -> Call:
+        """One row through all of its experts, and their sum."""
+        count, chosen = self.weights.shape
+        assert count == 1
+        steps, slots = self._kernels.begun(chosen)
+        given = self.x.data_ptr(), self.weights.data_ptr(), slots, self.total.data_ptr(), self._prepared
+        steps.extend(self._kernels.token(steps, chosen, *given))
+        return Call(steps, slots)
 
     def compute(
         self, slots: Sequence[int], counts: Sequence[int], rows: Sequence[int], done: int, *, prepare: bool
     ) -> None:
         """Compute as many of `rows` as there are `counts` with the expert in each of `slots`, whose outputs follow the
         first `done` ones. `prepare`: x is new."""
-        kernels, call = self._kernels, self._group(len(slots), len(rows))
-        read = indices(call.at + 8 * len(slots), counts)
-        out = self.results + done * kernels.hidden * 4
-        given, after = kernels.numbers(self.prepared, read, counts, out, self.room)
-        call.run([*slots, *rows, *given, *after], 0 if prepare else 1)
+        first = 0 if prepare else 1
+        if len(self.x) == 1:
+            self._group(len(slots), len(rows), done).run(slots, first)
+        else:
+            call = self._group(len(slots), len(rows), 0)
+            call.run([*slots, *rows, *self._numbers(call.at, counts, done)], first)
 
-    def _group(self, experts: int, rows: int) -> Call:
-        """So many experts, which have so many rows together."""
-        call = self._groups.get((experts, rows))
+    def _numbers(self, at: int, counts: Sequence[int], done: int) -> list[int]:
+        """Those of the two products of a call whose numbers are `at` an address."""
+        read, out = starts(at + 8 * len(counts), counts, 8), self._results + done * self._kernels.hidden * 4
+        given, after = self._kernels.numbers(self._prepared, read, counts, self._kernels.outs(out, counts), self._room)
+        return given + after
+
+    def _group(self, experts: int, rows: int, done: int) -> Call:
+        """So many experts, which have so many rows together. Their numbers are those of experts that have as many rows
+        each."""
+        call = self._groups.get((experts, rows, done))
         if call is None:
             kernels, numbers = self._kernels, experts + rows + 2 * GIVEN * experts
             if len(self._groups) == CALLS:
@@ -118,10 +156,11 @@ class RowSteps:
             slots = steps.put([0] * numbers)
             given = slots + 8 * (experts + rows)
             each, more = divmod(rows, experts)
-            counts = [each + 1] * more + [each] * (experts - more)  # as many as there are; each may have others
-            steps.add(kernels.up.prepare(self.x.data_ptr(), kernels.hidden * 4, len(self.x), self.prepared))
-            steps.extend(kernels.works(counts, given, given + 8 * GIVEN * experts, slots, self.room))
-            call = self._groups[experts, rows] = Call(steps, slots)
+            counts = [each + 1] * more + [each] * (experts - more)
+            steps.change(given, self._numbers(slots, counts, done))
+            steps.add(kernels.up.prepare(self.x.data_ptr(), kernels.hidden * 4, len(self.x), self._prepared))
+            steps.extend(kernels.works(counts, given, given + 8 * GIVEN * experts, slots, self._room))
+            call = self._groups[experts, rows, done] = Call(steps, slots)
         return call
 
 
@@ -130,33 +169,85 @@ class FewRows:
 
     def __init__(self, math: ExpertMath, product: Product, hidden: torch.Tensor, routed: Routed) -> None:
         """`hidden` [T, H]: the states that `routed` sends to experts."""
-        assert isinstance(math, FastMath)
-        self._rows = _row_steps(math.kernels, *routed.weights.shape)
-        self._pairs, self._dtype = Pairs(routed), hidden.dtype
+        self._rows, self._dtype = row_steps(math, *routed.weights.shape), hidden.dtype
         self._rows.x.copy_(hidden)
         self._rows.weights.copy_(routed.weights)
-        self.batches = self._pairs.batches
+        self._chosen = routed.weights.shape[1]
+        self._pairs: dict[int, list[int]] = {}  # of each expert: row * k + place
+        for row, experts in enumerate(routed.chosen):
+            for pair, expert in enumerate(experts, row * self._chosen):
+                self._pairs.setdefault(expert, []).append(pair)
+        self._pairs.pop(NOTHING, None)
+        self._places = array("q", [NOTHING]) * routed.weights.numel()  # of each pair's output
+        self._done, self._prepared = 0, False
+
+    def batches(self, segments: Sequence[LeasedSegment]) -> Iterable[Sequence[LeasedSegment]]:
+        """Resident experts together, then each of the others."""
+        return resident_first(segments, {}, 1, late_together=False)
 
     def compute(self, batch: Sequence[LeasedSegment]) -> None:
         """Compute experts that are in their slots."""
-        done = self._pairs.done
-        slots, counts, rows = self._pairs.take(batch)
+        slots, counts, rows, done = list[int](), list[int](), list[int](), self._done
+        for one in batch:
+            if pairs := self._pairs.get(one.expert):
+                slots.append(one.slots[0].parts.at)
+                counts.append(len(pairs))
+                rows += [pair // self._chosen for pair in pairs]
+                self._place(pairs)
         if slots:
-            self._rows.compute(slots, counts, rows, done, prepare=not done)
+            self._rows.compute(slots, counts, rows, done, prepare=not self._prepared)
+            self._prepared = True
+
+    def join(self, experts: Sequence[int], out: torch.Tensor) -> None:
+        """Take the outputs [experts, H], fp32, of the only row through experts that were computed elsewhere."""
+        assert len(self._rows.x) == 1, "several rows are computed on the device"
+        self._rows.out[self._done : self._done + len(experts)].copy_(out)
+        for expert in experts:
+            self._place(self._pairs[expert])
+
+    def _place(self, pairs: Sequence[int]) -> None:
+        """The outputs of these pairs come next."""
+        for pair in pairs:
+            self._places[pair] = self._done
+            self._done += 1
 
     def combined(self, tap: Tap | None = None) -> torch.Tensor:
         """[T, H] the layer's output, valid until the next call; `tap` gets the experts' outputs [T * k, H] before their
         weights."""
         if tap is not None:
-            self._pairs.tapped(tap, self._rows.out)
-        self._rows.sum.run(self._pairs.places)
+            tap(in_order(torch.tensor(self._places), self._rows.out))
+        self._rows.sum.run(self._places)
         return self._rows.total.to(self._dtype)
 
 
-def _row_steps(kernels: ExpertKernels, count: int, chosen: int) -> RowSteps:
+def in_order(places: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
+    """The outputs [done, H] pair by pair, 0 where there is none."""
+    return torch.where((places >= 0)[:, None], out[places.clamp(min=0)], 0.0)
+
+
+def row_steps(math: ExpertMath, count: int, chosen: int) -> RowSteps:
     """Those of passes over so many rows, which the layers of a model share."""
-    found = kernels.few.get((count, chosen))
-    if found is None:
+    assert isinstance(math, FastMath)
+    kept = math.kernels.few
+    if (count, chosen) not in kept:
         with torch.inference_mode(False):
-            found = kernels.few[count, chosen] = RowSteps(kernels, count, chosen)
-    return found
+            kept[count, chosen] = RowSteps(math.kernels, count, chosen)
+    return kept[count, chosen]
+
+
+def fast_all_hits(
+    math: ExpertMath,
+    segments: Sequence[LeasedSegment],
+    hidden: torch.Tensor,
+    order: Sequence[int],
+    weights: torch.Tensor,
+    tap: Tap | None = None,
+) -> torch.Tensor:
+    """As `core.runtime.rows.compute_all_hits`; valid until the next call."""
+    row = row_steps(math, 1, len(segments))
+    row.x.copy_(hidden)
+    row.weights.copy_(weights)
+    row.whole.run([one.slots[0].parts.at for one in segments])
+    if tap is not None:
+        tap(row.out)
+    return row.total.to(hidden.dtype)

@@ -30,6 +30,7 @@ def router(host: Host) -> APIRouter:
         "whatif.csv": exports.comparison,
         "predictors.csv": exports.predictors,
         "quality.csv": exports.quality,
+        "beside.csv": exports.beside,
         "limit.csv": exports.limit,
         "batch.jsonl": exports.batch,
         "{chat}.timeline.json": exports.timeline,
@@ -101,6 +102,11 @@ class Exports:
         """The table of the last evaluation."""
         answer = self._host.evaluator.answer
         return _table("moestro-quality.csv", None if answer is None else answer.csv(), "evaluated")
+
+    def beside(self) -> Response:
+        """The time of every token of the last comparison of two settings."""
+        answer = self._host.comparer.answer
+        return _table("moestro-beside.csv", None if answer is None else answer.csv(), "compared")
 
     def limit(self) -> Response:
         """Where the time of the last decoded tokens went, and the speed limit."""

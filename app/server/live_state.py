@@ -170,6 +170,7 @@ def jobs_state(host: Host) -> dict[str, Any]:
         },
         "batch": {"stamp": f"{host.models.load_id} {host.batcher.stamp}", **job_state(host.batcher.job)},
         "evaluation": {"stamp": f"{host.models.load_id} {host.evaluator.stamp}", **job_state(host.evaluator.job)},
+        "beside": {"stamp": f"{host.models.load_id} {host.comparer.stamp}", **job_state(host.comparer.job)},
     }
 
 

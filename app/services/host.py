@@ -20,6 +20,7 @@ from app.services.auto import Auto
 from app.services.batcher import Batcher
 from app.services.calibrator import Calibrate, Calibrator
 from app.services.chats import Chats
+from app.services.comparer import Compare, Comparer, compare
 from app.services.deletion import delete, outcome
 from app.services.evaluator import Evaluator
 from app.services.importer import Importer, ImportModel
@@ -54,10 +55,10 @@ DESCRIBED = ("link", "link_gbps", "link_latency_us")  # of a manifest: the link
 
 class Host:
     """The parts: `models` owns the engine and its settings, `loader` loads it, `chats` asks it; `calibrator`,
-    `evaluator`, `importer`, `analyst` and `batcher` do long jobs; `planner` plans the cache, `replanner` again while
-    idle, from what `routed` keeps; `library` knows the models on this machine, `regret` compares eviction policies, of
-    which `auto` chooses, `totals` sums up since the start, `jobs` runs every long job, `remembered` keeps values for
-    the next start.
+    `evaluator`, `comparer`, `importer`, `analyst` and `batcher` do long jobs; `planner` plans the cache, `replanner`
+    again while idle, from what `routed` keeps; `library` knows the models on this machine, `regret` compares eviction
+    policies, of which `auto` chooses, `totals` sums up since the start, `jobs` runs every long job, `remembered` keeps
+    values for the next start.
     """
 
     def __init__(
@@ -68,9 +69,10 @@ class Host:
         importing: ImportModel | None = None,
         calibrating: Calibrate | None = None,
         evaluating: Evaluate | None = None,
+        comparing: Compare | None = None,
     ) -> None:
-        """`engine`, `estimate`, `importing`, `calibrating` and `evaluating` default to core's own. Raises BusyError or
-        StoreError when the store cannot be opened.
+        """`engine`, `estimate`, `importing`, `calibrating`, `evaluating` and `comparing` default to core's own. Raises
+        BusyError or StoreError when the store cannot be opened.
         """
         self._closing = threading.Lock()
         self.store = store = store or Store()
@@ -97,6 +99,7 @@ class Host:
         on = kept.get("on") is True
         self.replanner = Replanner(models, self.planner, self.routed, remembered, lambda: self.busy, on)
         self.evaluator = Evaluator(remembered, models, jobs, evaluating or measure)
+        self.comparer = Comparer(remembered, models, jobs, comparing or compare)
         self.analyst = Analyst(store, jobs)
         self.batcher = Batcher(store.folder / "batches", models, jobs, lambda: self.chats.sampling, self.totals.add)
 

@@ -13,6 +13,7 @@ from app.ui.controls import LIVE, html
 from app.ui.sidebar import CacheSection, ModelSection, SamplingSection, SubstitutionSection
 from app.ui.tabs.analysis import AnalysisTab
 from app.ui.tabs.batch import BatchTab
+from app.ui.tabs.beside import BesideTab
 from app.ui.tabs.calibrate import CalibrateTab
 from app.ui.tabs.chat_live import ChatLive, Shown
 from app.ui.tabs.library import LibraryTab
@@ -93,6 +94,8 @@ class Page:
                     self.analysis = AnalysisTab(host)
                 with gr.Tab("Quality", id="quality"):
                     QualityTab(host)
+                with gr.Tab("A beside B", id="beside"):
+                    BesideTab(host)
             with gr.Tab("Batch", id="batch"):
                 BatchTab(host)
             with gr.Tab("Sessions", id="sessions") as self.past:

@@ -22,7 +22,7 @@ from core.profile import Profile
 from core.settings.loading import LoadSpec
 from core.types import Fit, Piece
 from tests.browser.lengths import ENDLESS, said, with_length
-from tests.fake_evaluation import fake_evaluate
+from tests.fake_evaluation import fake_compare, fake_evaluate
 from tests.fake_models import fake_estimate, fake_import, is_pack
 from tests.fake_profiles import fake_calibrate
 from tests.fakes import FakeEngine
@@ -76,6 +76,7 @@ def host() -> Host:
             importing=fake_import,
             calibrating=fake_calibrate,
             evaluating=fake_evaluate,
+            comparing=fake_compare,
         )
         made.chats.set_sampling(max_new_tokens=ENDLESS)
         return made

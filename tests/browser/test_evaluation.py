@@ -65,6 +65,41 @@ def test_modes_beside_each_other_and_a_cancel(dashboard: Dashboard, open_page: O
         assert page.evaluate(FITS), width
 
 
+def beside(dashboard: Dashboard) -> Dashboard:
+    dashboard.page.get_by_role("tab", name="Analysis").click()
+    dashboard.page.get_by_role("tab", name="A beside B").click()
+    dashboard.page.wait_for_selector("#beside-go:visible, #beside-cancel:visible")
+    return dashboard
+
+
+def test_one_question_under_two_settings(dashboard: Dashboard) -> None:
+    page = beside(dashboard).page
+    dashboard.wait_text("#beside-empty", "Nothing compared yet")
+    page.fill("#beside-question textarea", " ")
+    page.click("#beside-go")
+    dashboard.wait_text("#beside-alert", "Type a question")
+    page.fill("#beside-question textarea", "Wait")
+    page.click("#beside-go")
+    dashboard.wait_text("#beside-progress", "Round 1 of 3: A")
+    page.click("#beside-cancel")
+    dashboard.wait_text("#beside-alert", "Cancelled")
+    page.click("#beside-keep")
+    page.locator("#beside-a input").click()
+    page.get_by_role("option", name="Kept settings", exact=True).click()
+    page.fill("#beside-question textarea", "Which city?")
+    page.click("#beside-go")
+    dashboard.wait_text("#beside-head", "A is faster")
+    page.wait_for_selector("#beside-plot .plot-container .main-svg")
+    dashboard.wait_text("#beside-table", "Time to the first token")
+    with page.expect_download() as download:
+        page.click("#beside-csv")
+    lines = Path(download.value.path()).read_text(encoding="utf-8").splitlines()
+    assert lines[-1] == "96,2.0,3.0"
+    for width, height in ((390, 844), (1366, 768)):
+        page.set_viewport_size({"width": width, "height": height})
+        assert page.evaluate(FITS), width
+
+
 FILE = "systems-20260102-030405.json"
 
 

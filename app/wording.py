@@ -36,9 +36,18 @@ def describe_change(text: str) -> str:
     title = param.title or name
     if rest in ("on", "off"):
         return f"{title} {rest}"
-    shown = {variant.name: variant.title for variant in variants(name)} if name in KINDS else {}
-    shown |= dict(zip(param.choices, param.choice_titles, strict=True)) if param.choice_titles else {}
-    return f"{title}: {' → '.join(shown.get(value, value) for value in rest.split(' → '))}"
+    return f"{title}: {' → '.join(value_of(name, value) for value in rest.split(' → '))}"
+
+
+def value_of(setting: str, value: object) -> str:
+    """A setting's value in the page's words."""
+    if isinstance(value, bool):
+        return "on" if value else "off"
+    shown = {variant.name: variant.title for variant in variants(setting)} if setting in KINDS else {}
+    param = params().get(setting)
+    if param is not None and param.choice_titles:
+        shown |= dict(zip(param.choices, param.choice_titles, strict=True))
+    return shown.get(f"{value}", f"{value}")
 
 
 FAST = {"fast": "fast arithmetic", "fast_experts": "fast arithmetic of experts"}

@@ -18,13 +18,13 @@ if TYPE_CHECKING:
     from core.engine import Engine
 
 RESULT, KEPT = "beside", "beside settings"  # store keys of the last result, and of the settings kept for a comparison
-NOW, AS_KEPT = "now", "kept"  # choices of a side beside the presets
-TITLES = {NOW: "The sidebar", AS_KEPT: "Kept settings"}
+NOW, AS_KEPT, PLAIN = "now", "kept", "plain"  # choices of a side beside the presets
+TITLES = {NOW: "The sidebar", AS_KEPT: "Kept settings", PLAIN: "Plain LRU, no prefetching"}
 
 
 @dataclass(frozen=True, slots=True)
 class SidesQuestion:
-    """What is asked, of which two sides: NOW, AS_KEPT, or the name of a preset."""
+    """What is asked, of which two sides: NOW, AS_KEPT, PLAIN, or the name of a preset."""
 
     text: str
     a: str
@@ -74,8 +74,8 @@ class Comparer(JobOwner[Comparison]):
 
     def choices(self) -> list[tuple[str, str]]:
         """What a side can be: titles and names."""
-        own = [(TITLES[NOW], NOW), *([(TITLES[AS_KEPT], AS_KEPT)] if self.kept is not None else [])]
-        return [*own, *((one.title, one.name) for one in PRESETS)]
+        own = [NOW, AS_KEPT, PLAIN] if self.kept is not None else [NOW, PLAIN]
+        return [*((TITLES[name], name) for name in own), *((one.title, one.name) for one in PRESETS)]
 
     def keep(self) -> None:
         """Keep the settings in force, to be compared later."""
@@ -93,11 +93,14 @@ class Comparer(JobOwner[Comparison]):
             return self._jobs.start(job, lambda: self._run(job, model.engine, question, *sides))
 
     def _side(self, name: str) -> Settings:
-        """The settings of a side. A preset's memory budget is not its own: both sides have the one in force."""
+        """The settings of a side. Presets have the memory budget in force, and so has PLAIN, which is what no preset
+        has changed."""
         now = self._models.settings
-        if name in TITLES:
+        if name in (NOW, AS_KEPT):
             return self.kept if name == AS_KEPT and self.kept is not None else now
-        return now.with_({key: value for key, value in preset(name).values.items() if key != "budget"})
+        names = {key for one in PRESETS for key in one.values}
+        values = {key: Settings()[key] for key in names} if name == PLAIN else preset(name).values
+        return now.with_({key: value for key, value in values.items() if key != "budget"})
 
     def _run(self, job: Comparison, engine: Engine, question: SidesQuestion, a: Settings, b: Settings) -> None:
         first, second = (TITLES.get(name) or preset(name).title for name in (question.a, question.b))

@@ -7,7 +7,7 @@ from fastapi.testclient import TestClient
 
 from app.server.api import build_app
 from app.server.live_state import jobs_state
-from app.services.comparer import AS_KEPT, NOW, RESULT, SidesQuestion
+from app.services.comparer import AS_KEPT, NOW, PLAIN, RESULT, SidesQuestion
 from app.services.host import Host
 from app.ui.tabs import beside_views
 from core.errors import BusyError, SettingError
@@ -65,6 +65,15 @@ def test_a_preset_is_compared_at_the_budget_in_force(host: Host) -> None:
         assert found.differing == {name: pair for name, pair in expected.items() if pair[0] != pair[1]}
 
 
+def test_plain_is_what_no_preset_has_changed(host: Host) -> None:
+    host.models.change_many({"budget": "75%", "eviction": "lfu", "predictor": "recent"})
+    ended(host.comparer.start(asked(b=PLAIN)))
+    found = host.comparer.answer
+    assert found is not None and found.differing.keys() >= {"eviction", "predictor"}
+    assert [found.differing[name][1] for name in ("eviction", "predictor")] == ["lru", "none"]
+    assert "budget" not in found.differing
+
+
 def test_the_engine_is_its_own_meanwhile_and_cancelling_gives_it_back(host: Host) -> None:
     host.comparer.keep()
     host.models.change("budget", "75%")
@@ -107,4 +116,4 @@ def test_the_page_says_which_is_faster_and_whether_they_say_the_same(host: Host)
     text = beside_views.summary(found)
     assert "Same likeliest token" in text and "93.8 %" in text and "KL 0.012" in text
     listing = beside_views.listing(found)
-    assert "<td>wait</td><td>drop</td>" in listing and "An &lt;answer&gt;" in listing
+    assert "<td>Wait for it (exact)</td><td>Leave it out</td>" in listing and "An &lt;answer&gt;" in listing

@@ -7,7 +7,7 @@ from typing import Any
 import gradio as gr
 from gradio.components import Component
 
-from app.services.comparer import NOW, SidesQuestion
+from app.services.comparer import NOW, PLAIN, SidesQuestion
 from app.services.host import Host
 from app.ui.controls import LIVE, button, download, drawn, html, number, plot, whole
 from app.ui.event_data import Renewed
@@ -15,7 +15,6 @@ from app.ui.job_tab import JobTab
 from app.ui.news import Shown
 from app.ui.tabs import beside_views as views
 from core.measure.evaluate.sides import ROUNDS, TOKENS
-from core.settings.presets import FIRST
 
 QUESTION = "Which sights of a city by the sea are worth a day, and why?"
 CANCELLED = "Cancelled. Your settings are restored, and the last result is still shown."
@@ -52,7 +51,7 @@ class BesideTab:
         self.a = gr.Dropdown(offered, value=NOW, label="A", filterable=False, elem_id="beside-a", info=info)
         self.b = gr.Dropdown(
             offered,
-            value=next(name for _, name in offered if name not in (NOW, FIRST)),
+            value=PLAIN,
             label="B",
             filterable=False,
             elem_id="beside-b",

@@ -8,7 +8,7 @@ from typing import Any
 
 from app.ui.tabs.analysis_views import card, head, rate, volume
 from app.ui.tabs.figures import PALETTE, figure, legend
-from app.wording import count, name_of
+from app.wording import count, name_of, value_of
 from core.engine.quality.interval import share_of
 from core.measure.evaluate.sides import Beside, Side
 from core.settings.config import params
@@ -94,7 +94,7 @@ def listing(found: Beside) -> str:
     titles = params()
     measured = "".join(_line(name, of(found.a), of(found.b)) for name, of in figures)
     settings = "".join(
-        _line(titles[name].title or name if name in titles else name, f"{a}", f"{b}")
+        _line(titles[name].title or name if name in titles else name, value_of(name, a), value_of(name, b))
         for name, (a, b) in found.differing.items()
     )
     return (

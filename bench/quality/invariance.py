@@ -20,8 +20,8 @@ from bench.harness.run import RESIDENT, Result, Run, Suite
 from core.engine import Engine
 from core.memory.codec.native.threads import share
 from core.runtime.batch import Batch, Share
-from core.runtime.kv_cache import SequenceKV
 from core.runtime.pipeline import Pipeline
+from core.runtime.sequence_kv import SequenceKV
 from core.runtime.warmup import Split, Threads
 from core.types import Phase
 

@@ -27,7 +27,7 @@ from bench.speed.fidelity import HEADS, NOTE, Fidelity, shown
 from bench.speed.plain import Plain
 from core.engine import Engine
 from core.runtime.batch import Batch, Share
-from core.runtime.kv_cache import SequenceKV
+from core.runtime.sequence_kv import SequenceKV
 from core.settings.formats import FORMATS as ALL
 
 LENGTHS = {False: (128, 512, 1500), True: (16, 48)}  # tokens of a prompt; True: of the smoke test

@@ -23,10 +23,10 @@ import torch
 from core.engine.loading import LoadedModel
 from core.errors import DeviceError, ModelError
 from core.runtime.batch import Batch, Share
-from core.runtime.kv_cache import SequenceKV
 from core.runtime.kv_pool import KVPool
 from core.runtime.out_of_memory import faulted, shortage
 from core.runtime.pipeline import HookedModel, Stopped
+from core.runtime.sequence_kv import SequenceKV
 from core.system.text_config import text_config
 from core.types import Phase
 

@@ -15,8 +15,9 @@ import numpy.typing as npt
 import torch
 
 from core.engine.sequence import Start
-from core.runtime.kv_cache import KVCache, SequenceKV
+from core.runtime.kv_cache import KVCache
 from core.runtime.kv_copies import Stash, StateCheckpoint
+from core.runtime.sequence_kv import SequenceKV
 from core.settings.config import Settings
 from core.settings.kv import KVSettings
 from core.system.process_memory import trim

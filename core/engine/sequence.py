@@ -9,8 +9,8 @@ from core.engine.draft_lookup import Lookup
 from core.engine.quality.sample import Sample
 from core.engine.sampler import Draw
 from core.runtime.batch import Share
-from core.runtime.kv_cache import SequenceKV
 from core.runtime.kv_copies import StateCheckpoint
+from core.runtime.sequence_kv import SequenceKV
 from core.types import Piece, Reason
 
 

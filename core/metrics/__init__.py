@@ -13,9 +13,9 @@ routing is an entry of REQUESTS or ROUTED (`table`). From METRICS, all of them, 
 A new metric takes its field and the line that counts it: in core.runtime.recorder, or in core.cache.counts.
 """
 
-from core.metrics.record import Metric as Metric
+from core.metrics.metric import Metric as Metric
+from core.metrics.metric import Outcome as Outcome
 from core.metrics.record import Origin as Origin
-from core.metrics.record import Outcome as Outcome
 from core.metrics.record import Phase as Phase
 from core.metrics.record import StepRecord as StepRecord
 from core.metrics.record import Transfer as Transfer

@@ -8,7 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from core.metrics.record import Metric, Outcome, Reduction, StepRecord
+from core.metrics.metric import Metric, Outcome, Reduction
+from core.metrics.record import StepRecord
 
 KINDS: Mapping[str, type] = {"int": int, "float": float, "bool": bool}
 

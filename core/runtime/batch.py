@@ -9,7 +9,7 @@ import torch
 from core.hf.cached_pass import cached_pass
 from core.hf.packed_texts import AnyPacking
 from core.memory.to_device import to_device
-from core.runtime.kv_cache import SequenceKV
+from core.runtime.sequence_kv import SequenceKV
 from core.types import Phase
 
 

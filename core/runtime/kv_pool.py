@@ -4,7 +4,8 @@ from collections.abc import Callable
 
 from transformers import PreTrainedModel
 
-from core.runtime.kv_cache import KVCache, SequenceKV
+from core.runtime.kv_cache import KVCache
+from core.runtime.sequence_kv import SequenceKV
 
 
 class KVPool:

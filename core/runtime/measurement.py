@@ -14,8 +14,9 @@ import torch
 from core.hf.discover import ExpertsSite
 from core.hf.watch import Seen, watch
 from core.runtime.batch import Batch, Share
-from core.runtime.kv_cache import KVCache, SequenceKV
+from core.runtime.kv_cache import KVCache
 from core.runtime.pipeline import Pipeline
+from core.runtime.sequence_kv import SequenceKV
 from core.types import ModelShape, Phase
 
 

@@ -20,8 +20,8 @@ from core.hf.cached_pass import cached_pass
 from core.hf.reserved_layers import Fixed, Held
 from core.runtime.batch import Share
 from core.runtime.graph_pool import GraphPool
-from core.runtime.kv_cache import SequenceKV
 from core.runtime.out_of_memory import shortage
+from core.runtime.sequence_kv import SequenceKV
 from core.system.text_config import text_config
 
 SHORTEST = 256  # positions of the shortest graph

@@ -11,8 +11,8 @@ import torch
 
 from core.memory.codec.native.threads import TORCHS, share
 from core.runtime.batch import Batch, Share
-from core.runtime.kv_cache import SequenceKV
 from core.runtime.recorder import Recorder
+from core.runtime.sequence_kv import SequenceKV
 from core.system.native.contention import watch
 from core.system.native.openmp import entry
 from core.types import ModelShape, Phase

@@ -14,8 +14,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from core.engine.prefix_cache import MARGIN, PrefixCache, Start
-from core.runtime.kv_cache import SequenceKV
 from core.runtime.kv_copies import Stash, StateCheckpoint
+from core.runtime.sequence_kv import SequenceKV
 from core.settings.config import Settings
 from core.settings.kv import KVSettings
 from tests.logged import Logged

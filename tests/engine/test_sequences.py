@@ -19,7 +19,7 @@ from core.engine.stop_text import StopText
 from core.policy.predict import Prediction, Predictor, View
 from core.profile.trace import FileTrace, TraceHead, TraceWriter
 from core.runtime.batch import Batch, Share
-from core.runtime.kv_cache import SequenceKV
+from core.runtime.sequence_kv import SequenceKV
 from core.settings.sampling import Sampling
 from core.types import StepRecord
 

@@ -13,7 +13,7 @@ from transformers import DynamicCache
 from core.engine import Engine
 from core.hf.cached_pass import cached_pass
 from core.runtime.batch import Batch, Share
-from core.runtime.kv_cache import SequenceKV
+from core.runtime.sequence_kv import SequenceKV
 from core.types import Phase
 from tests.checkpoints import ARCHITECTURES, make_checkpoint
 from tests.equality.passes import plain_transformers

@@ -18,10 +18,10 @@ from core.engine.batch_request import BatchRequest
 from core.engine.draft_lookup import Guess, Lookup
 from core.memory.codec.native.threads import share
 from core.runtime.batch import Batch, Share
-from core.runtime.kv_cache import SequenceKV
 from core.runtime.moe_step import MoEStep
 from core.runtime.pipeline import Pipeline, Stopped
 from core.runtime.program.experts import FastMath
+from core.runtime.sequence_kv import SequenceKV
 from core.settings.config import Settings
 from core.settings.loading import LoadSpec
 from core.settings.sampling import Sampling

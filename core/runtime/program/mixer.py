@@ -7,9 +7,9 @@ import torch
 
 from core.hf.reserved_layers import Held, Part
 from core.memory.codec.fast.steps import Steps, Work, named
-from core.runtime.kv_cache import SequenceKV
 from core.runtime.program import rms
 from core.runtime.program.weights import FP32, NormWeight, Weight
+from core.runtime.sequence_kv import SequenceKV
 
 ALONE = 1 << 30  # units that one thread computes: others would join too late
 FEW = 8  # rows up to which norms and routing are computed by one thread

@@ -11,11 +11,11 @@ from torch import nn
 from core.errors import ModelError
 from core.hf.reserved_layers import Part, Reserved
 from core.hf.reserved_window import ReservedWindow
-from core.memory.codec.fast.steps import Work, named, single
+from core.memory.codec.fast.steps import Work, named, single, some
 from core.runtime.program import attend, gated_heads, rms, rotate
 from core.runtime.program.attend_block import Attend
 from core.runtime.program.gated_heads import GatedHeads
-from core.runtime.program.mixer import Pass, norm, row_at, some
+from core.runtime.program.mixer import Pass, norm, row_at
 from core.runtime.program.rms import Norm
 from core.runtime.program.rotate import Rotate
 from core.runtime.program.trial import Angles, Trial, trial

@@ -11,14 +11,14 @@ import torch
 
 from core.memory.codec.fast import plain
 from core.memory.codec.fast.products import GIVEN, CanonicalProducts, numbered
-from core.memory.codec.fast.steps import Steps, Work, named
+from core.memory.codec.fast.steps import Steps, Work, named, some
 from core.policy.predict.base import RouterPlan
 from core.runtime.program import bias, combine, few, gate, gather, routers
 from core.runtime.program.bind import Form, Layer
 from core.runtime.program.built import Built, Memory, Routing, Rows, hooks_around, placed
 from core.runtime.program.experts import ExpertKernels
 from core.runtime.program.feed_forward import Dense, Routed
-from core.runtime.program.mixer import Text, norm, some
+from core.runtime.program.mixer import Text, norm
 from core.runtime.program.several import several
 from core.runtime.program.weights import FP32, NormWeight, Weight
 

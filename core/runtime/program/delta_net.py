@@ -14,13 +14,13 @@ from transformers.cache_utils import DynamicCache, LinearAttentionLayer
 from core.errors import ModelError
 from core.hf.cache import ReservedStates
 from core.hf.reserved_layers import Part, Reserved
-from core.memory.codec.fast.steps import Work, named, single
+from core.memory.codec.fast.steps import Work, named, single, some
 from core.runtime.program import convolve, delta_inputs, delta_rule, gated_heads
 from core.runtime.program.convolve import Convolve
 from core.runtime.program.delta_inputs import DeltaInputs
 from core.runtime.program.delta_rule import DeltaRule
 from core.runtime.program.gated_heads import GatedHeads
-from core.runtime.program.mixer import Pass, row_at, some
+from core.runtime.program.mixer import Pass, row_at
 from core.runtime.program.rms import Norm
 from core.runtime.program.weights import FP32, TRIED, Weight, drawn, forward, known, near, weight_of
 

@@ -16,14 +16,13 @@ import torch
 
 from core.cache.lease import LeasedSegment
 from core.memory.codec.fast.products import GIVEN, numbered
-from core.memory.codec.fast.steps import Steps, Work, named
+from core.memory.codec.fast.steps import Steps, Work, named, some
 from core.memory.codec.native.team_code import LINE
 from core.memory.codec.native.threads import acquire_team
 from core.runtime.expert_math import ExpertMath, Tap
 from core.runtime.product import Product, resident_first
 from core.runtime.program import combine, group
 from core.runtime.program.experts import ExpertKernels, FastMath, starts
-from core.runtime.program.mixer import some
 from core.runtime.rows import NOTHING, Routed
 
 ROWS = 9  # at most: a token and as many guesses as a pass verifies

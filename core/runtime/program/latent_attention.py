@@ -13,13 +13,13 @@ import torch
 
 from core.errors import ModelError
 from core.hf.reserved_layers import Part, Reserved, ReservedLayer
-from core.memory.codec.fast.steps import Work, named, single
+from core.memory.codec.fast.steps import Work, named, single, some
 from core.memory.codec.fast.unpack import serves
 from core.runtime.program import absorb, attend, latent
 from core.runtime.program.absorb import Absorb
 from core.runtime.program.attend_block import QUERIES, Attend
 from core.runtime.program.latent import Latent
-from core.runtime.program.mixer import Pass, norm, row_at, some
+from core.runtime.program.mixer import Pass, norm, row_at
 from core.runtime.program.trial import Angles, Trial, trial
 from core.runtime.program.weights import NormWeight, Weight, forward, known, near, norm_of, weight_of
 

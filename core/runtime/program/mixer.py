@@ -6,13 +6,10 @@ from typing import NamedTuple, Protocol
 import torch
 
 from core.hf.reserved_layers import Held, Part
-from core.memory.codec.fast.steps import Steps, Work, named
+from core.memory.codec.fast.steps import Steps, Work, named, some
 from core.runtime.program import rms
 from core.runtime.program.weights import FP32, NormWeight, Weight
 from core.runtime.sequence_kv import SequenceKV
-
-ALONE = 1 << 30  # units that one thread computes: others would join too late
-FEW = 8  # rows up to which norms and routing are computed by one thread
 
 
 class Text(NamedTuple):
@@ -81,8 +78,3 @@ def norm(
 def row_at(tensor: torch.Tensor, number: int) -> int:
     """The address of a row."""
     return tensor.data_ptr() + number * tensor.stride(0) * tensor.itemsize
-
-
-def some(units: int, few: int = FEW) -> int:
-    """Units that a thread takes at a time: all where they are few."""
-    return ALONE if units <= few else 4

@@ -5,11 +5,11 @@ from typing import NamedTuple
 
 import torch
 
-from core.memory.codec.fast.steps import Steps, Work, named
+from core.memory.codec.fast.steps import Steps, Work, named, some
 from core.policy.predict.base import RouterPlan
 from core.runtime.program import look, route
 from core.runtime.program.feed_forward import Routed
-from core.runtime.program.mixer import Pass, some
+from core.runtime.program.mixer import Pass
 
 
 class Answers(NamedTuple):

@@ -15,6 +15,8 @@ from core.memory.codec.native.threads import Team
 
 MOST = 512  # steps of a run
 ROOM = 1 << 18  # bytes for arguments
+ALONE = 1 << 30  # units that one thread computes: others would join too late
+FEW = 8  # rows up to which norms and routing are computed by one thread
 
 
 class Place(int):
@@ -36,6 +38,11 @@ class Work(NamedTuple):
     arguments: Sequence[int]
     units: int
     some: int
+
+
+def some(units: int, few: int = FEW) -> int:
+    """Units that a thread takes at a time: all where they are few."""
+    return ALONE if units <= few else 4
 
 
 def named(fields: Sequence[str], **values: int | torch.Tensor) -> list[int]:

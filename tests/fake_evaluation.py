@@ -10,7 +10,7 @@ from app.services.analysis.quality import QualityForm, QualityResult
 from core.errors import MoestroError, SettingError
 from core.measure.evaluate.modes import chosen, residencies
 from core.measure.evaluate.rows import EvaluationRow
-from core.measure.evaluate.sides import Beside, Side
+from core.measure.evaluate.sides import Side, Sides
 from core.settings.config import Settings
 
 ABOUT = {
@@ -75,7 +75,7 @@ def fake_compare(
     rounds: int,
     progress: Callable[[str, float], None],
     cancel: threading.Event,
-) -> Beside:
+) -> Sides:
     """B takes 1.5 times as long. Asked to wait it stands still until it is cancelled."""
     before = engine.settings
     engine.change(dict(b))
@@ -91,4 +91,4 @@ def fake_compare(
     first, second = (replace(SIDE, token_ms=(ms,) * tokens) for ms in (2.0, 3.0))
     agreed = tokens if b["miss"] == "wait" else tokens - 3
     kl = 0.0 if agreed == tokens else 0.0123
-    return Beside("demo", names, question, "An <answer>", 9, rounds, differing, first, second, agreed, agreed, kl)
+    return Sides("demo", names, question, "An <answer>", 9, rounds, differing, first, second, agreed, agreed, kl)

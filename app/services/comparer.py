@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from app.services.jobs import JobOwner, JobRunner, ModelJob
 from app.services.model_manager import ModelManager
 from app.services.remembered import Remembered
-from core.measure.evaluate.sides import ROUNDS, TOKENS, Beside, check
+from core.measure.evaluate.sides import ROUNDS, TOKENS, Sides, check
 from core.settings.config import Settings
 from core.settings.migration import migrated
 from core.settings.presets import PRESETS, preset
@@ -33,10 +33,10 @@ class SidesQuestion:
     rounds: int = ROUNDS
 
 
-Compare = Callable[..., Beside]  # `compare`, or what stands in for it
+Compare = Callable[..., Sides]  # `compare`, or what stands in for it
 
 
-def compare(*given: Any, **more: Any) -> Beside:
+def compare(*given: Any, **more: Any) -> Sides:
     """`core.measure.evaluate.beside.beside`, which is imported once it is needed."""
     from core.measure.evaluate.beside import beside
 
@@ -63,7 +63,7 @@ class Comparer(JobOwner[Comparison]):
     def __init__(self, remembered: Remembered, models: ModelManager, jobs: JobRunner, work: Compare) -> None:
         super().__init__(jobs)
         self._remembered, self._models, self._work = remembered, models, work
-        self.answer: Beside | None = remembered.result(RESULT, Beside.read)
+        self.answer: Sides | None = remembered.result(RESULT, Sides.read)
         self.kept: Settings | None = remembered.result(KEPT, _settings)
 
     @property

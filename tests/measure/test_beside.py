@@ -7,10 +7,11 @@ from dataclasses import replace
 import pytest
 
 from core.engine import Engine
+from core.engine.passages import STRETCH
 from core.errors import SettingError
 from core.measure.evaluate import beside as module
 from core.measure.evaluate.beside import beside
-from core.measure.evaluate.sides import FEWEST, STRETCH, Beside, Side
+from core.measure.evaluate.sides import FEWEST, Side, Sides
 from core.memory.store import Cancelled
 from core.settings.config import Settings
 from core.settings.sampling import Sampling
@@ -40,7 +41,7 @@ def test_two_budgets_give_the_same_bits_and_other_hit_rates(engine: Engine, monk
     assert found.a.hit_rate is not None and found.b.hit_rate is not None and found.a.hit_rate > found.b.hit_rate
     assert found.b.misses > found.a.misses > 0 and found.b.link_bytes > found.a.link_bytes > 0
     assert found.a.changed == found.b.changed == 0 and min(*found.a.token_ms, found.b.first_ms) > 0
-    assert Beside.read(json.loads(json.dumps(found.dump()))) == found
+    assert Sides.read(json.loads(json.dumps(found.dump()))) == found
 
 
 def test_the_text_is_what_a_answers(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -83,7 +84,7 @@ def test_what_is_wrong_is_said_and_a_cancel_leaves_nothing_changed(engine: Engin
 
 
 SIDE = Side(5.0, (2.0,) * 96, 0.5, 1.5, 0.3, 1e5, 0.0, True)
-FOUND = Beside("demo", ("A", "B"), "Hi", "Hello", 4, 3, {"budget": ("50%", "25%")}, SIDE, SIDE, 96, 96, 0.0)
+FOUND = Sides("demo", ("A", "B"), "Hi", "Hello", 4, 3, {"budget": ("50%", "25%")}, SIDE, SIDE, 96, 96, 0.0)
 
 
 def test_faster_is_what_exceeds_the_noise() -> None:
@@ -98,4 +99,7 @@ def test_faster_is_what_exceeds_the_noise() -> None:
 
 def test_the_table_has_a_line_for_each_token() -> None:
     lines = FOUND.csv().splitlines()
-    assert lines[:3] == ["# budget: A 50%, B 25%", "token,a_ms,b_ms", "1,2.0,2.0"] and len(lines) == 98
+    assert lines[:3] == ["# A: A, B: B", "# link: emulated", "# budget: A 50%, B 25%"]
+    assert lines[3:5] == ["token,a_ms,b_ms", "1,2.0,2.0"] and len(lines) == 100
+    own = replace(SIDE, emulated=False)
+    assert "emulated" not in replace(FOUND, a=own, b=own).csv()

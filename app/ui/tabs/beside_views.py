@@ -10,7 +10,7 @@ from app.ui.tabs.analysis_views import card, head, rate, volume
 from app.ui.tabs.figures import PALETTE, figure, legend
 from app.wording import count, name_of, value_of
 from core.engine.quality.interval import share_of
-from core.measure.evaluate.sides import Beside, Side
+from core.measure.evaluate.sides import Side, Sides
 from core.settings.config import params
 
 EMPTY = (
@@ -19,7 +19,7 @@ EMPTY = (
 )
 
 
-def summary(found: Beside) -> str:
+def summary(found: Sides) -> str:
     """What was compared, which is faster, and whether the tokens are the same."""
     facts = [
         escape(name_of(found.model)),
@@ -32,7 +32,7 @@ def summary(found: Beside) -> str:
     return head(tag, facts, notes, [*speeds, card("B's time per token over A's", *faster(found)), card(*same(found))])
 
 
-def _sides(found: Beside) -> tuple[tuple[str, str, Side], ...]:
+def _sides(found: Sides) -> tuple[tuple[str, str, Side], ...]:
     return ("A", found.names[0], found.a), ("B", found.names[1], found.b)
 
 
@@ -41,7 +41,7 @@ def hits(side: Side) -> str:
     return "no expert was requested" if side.hit_rate is None else f"{rate(side.hit_rate)} hits"
 
 
-def faster(found: Beside) -> tuple[str, str]:
+def faster(found: Sides) -> tuple[str, str]:
     """The ratio of times, and what may be said of it."""
     assert found.ratio is not None
     middle, low, high = found.ratio
@@ -49,7 +49,7 @@ def faster(found: Beside) -> tuple[str, str]:
     return f"{middle:.2f}", f"95 %: {low:.2f}–{high:.2f}, {said}"
 
 
-def same(found: Beside) -> tuple[str, str, str]:
+def same(found: Sides) -> tuple[str, str, str]:
     """Whether both compute the same logits: name, value, and more."""
     if found.equal == found.tokens:
         return "Logits", "identical", f"all {count(found.tokens)} tokens, bit for bit"
@@ -59,7 +59,7 @@ def same(found: Beside) -> tuple[str, str, str]:
     return "Same likeliest token", rate(share.value), f"{interval}, KL {found.kl:.2g} nats"
 
 
-def plot(found: Beside, dark: bool) -> Any:
+def plot(found: Sides, dark: bool) -> Any:
     """The time of every token under A and under B."""
     import plotly.graph_objects as go
 
@@ -80,7 +80,7 @@ def plot(found: Beside, dark: bool) -> Any:
     return made
 
 
-def listing(found: Beside) -> str:
+def listing(found: Sides) -> str:
     """All figures, the settings that differ, and the text."""
     figures: tuple[tuple[str, Callable[[Side], str]], ...] = (
         ("Time to the first token", lambda side: f"{side.first_ms:.1f} ms"),
@@ -104,7 +104,7 @@ def listing(found: Beside) -> str:
     )
 
 
-def _table(what: str, found: Beside, lines: str) -> str:
+def _table(what: str, found: Sides, lines: str) -> str:
     heads = "".join(f"<th scope='col'>{letter}: {escape(name)}</th>" for letter, name, _ in _sides(found))
     head = f"<thead><tr><th scope='col' class='name'>{what}</th>{heads}</tr></thead>"
     return f"<div class='rows-box'><table class='rows'>{head}<tbody>{lines}</tbody></table></div>"

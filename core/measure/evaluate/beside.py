@@ -7,7 +7,7 @@ have no part in it: the tokens are given.
 
 import math
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from statistics import median
 
@@ -16,15 +16,13 @@ import torch
 from core.engine import Engine
 from core.errors import SettingError
 from core.measure.evaluate.follow import follow
-from core.measure.evaluate.run import restored, start_mode
-from core.measure.evaluate.sides import FEWEST, ROUNDS, TOKENS, Beside, Side, check
+from core.measure.evaluate.run import Progress, restored, start_mode
+from core.measure.evaluate.sides import FEWEST, ROUNDS, TOKENS, Side, Sides, check
 from core.measure.evaluate.tally import ModeTotals
 from core.memory.store import Cancelled
 from core.settings.config import Settings
 from core.settings.sampling import Sampling
 from core.types import Ids, StepRecord
-
-Progress = Callable[[str, float], None]
 
 
 def beside(
@@ -38,7 +36,7 @@ def beside(
     rounds: int = ROUNDS,
     progress: Progress = lambda text, share: None,
     cancel: threading.Event | None = None,
-) -> Beside:
+) -> Sides:
     """Compare two settings on a question, or on a text to continue where the model takes no chats. The engine's own
     settings are restored in any case. Raises SettingError, ContextError, BusyError, Cancelled."""
     check(prompt, tokens, rounds)
@@ -63,7 +61,7 @@ def beside(
     differing = {name: (a[name], b[name]) for name in a if a[name] != b[name]}
     first, second = (one.side() for one in found)
     about = engine.model_name, names, prompt, text, len(ids), rounds
-    return Beside(*about, differing, first, second, equal, agreed, kl)
+    return Sides(*about, differing, first, second, equal, agreed, kl)
 
 
 def _answer(engine: Engine, ids: Sequence[int], most: int, cancel: threading.Event) -> list[int]:

@@ -7,12 +7,12 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, Self
 
+from core.engine.passages import STRETCH
 from core.engine.quality.interval import margin, mean_error
 from core.errors import SettingError
 
 ROUNDS, TOKENS = 3, 96  # defaults
 MOST_ROUNDS, MOST_TOKENS = 20, 512  # A's logits of all tokens are kept: 4 V bytes each
-STRETCH = 16  # tokens that are one draw of their times: neighbours are alike
 FEWEST = 2 * STRETCH  # tokens, of which an interval can be told
 
 
@@ -36,7 +36,7 @@ class Side:
 
 
 @dataclass(frozen=True, slots=True)
-class Beside:
+class Sides:
     """`differing`: the settings that A and B have not in common, as they are there. `equal`: tokens whose logits are
     bit for bit the same, `agreed`: those with the same likeliest token, `kl`: mean divergence of B from A, nats."""
 
@@ -90,8 +90,12 @@ class Beside:
         return cls(**{**kept, **sides, "names": tuple(kept["names"]), "differing": differing})
 
     def csv(self) -> str:
-        """A line for each token: its time under A and under B, in milliseconds."""
+        """A line for each token: its time under A and under B, in milliseconds; above them what A and B are, and the
+        link where it is emulated."""
         out = io.StringIO()
+        out.write(f"# A: {self.names[0]}, B: {self.names[1]}\n")
+        if self.a.emulated or self.b.emulated:
+            out.write("# link: emulated\n")
         for name, (a, b) in self.differing.items():
             out.write(f"# {name}: A {a}, B {b}\n")
         lines = csv.writer(out, lineterminator="\n")

@@ -142,10 +142,8 @@ class Background:
         watch.helping()
         while True:
             self._called.wait()
+            self._called.clear()  # before it serves: a call that comes while it gives up is not lost
             if self._closing:
                 return
             crowded = shared_by() + self.threads > most_threads() + 1
             self._serve(self._at, CROWDED if crowded else PATIENCE)
-            self._called.clear()
-            if self._closing or self._state.value == code.POSTED:  # since the last look
-                self._called.set()

@@ -15,7 +15,8 @@ class Part(NamedTuple):
 
 
 class Matrix(NamedTuple):
-    """One matrix of an expert in a slot: [outputs, inputs], or plain numbers [inputs, outputs]."""
+    """One matrix of an expert in a slot: [outputs, inputs], or plain numbers [inputs, outputs]. One that is cut along
+    its inputs is in several slots, which have equal shares of each row."""
 
     outputs: int
     inputs: int
@@ -29,6 +30,17 @@ class Matrix(NamedTuple):
     zero: Part | None
     bias: Part | None  # in the compute dtype
     row: Part | None = None  # scales of rows, beside those of groups
+    cuts: int = 1  # slots that it is in
+
+    @property
+    def own(self) -> int:
+        """Inputs in one slot."""
+        return self.inputs // self.cuts
+
+    @property
+    def share(self) -> "Matrix":
+        """What one slot has of it."""
+        return self._replace(inputs=self.own, cuts=1)
 
     @property
     def row_scale(self) -> Part | None:

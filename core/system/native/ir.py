@@ -75,6 +75,14 @@ class Code:
         places = [min(i, count) for i in range(lanes)]
         return value if count == lanes else self.pick(f"<{count} x {kind}>", value, places, "zeroinitializer")
 
+    def joined(self, kind: str, parts: Sequence[tuple[str, int]], lanes: int) -> str:
+        """Vectors (value, count) one after the other in so many lanes; those after them are 0."""
+        (found, done), *others = [(self.padded(kind, value, count, lanes), count) for value, count in parts]
+        for value, count in others:
+            places = [i if i < done else lanes + i - done for i in range(lanes)]
+            found, done = self.pick(f"<{lanes} x {kind}>", found, places, value), done + count
+        return found
+
     def first(self, value: str) -> str:
         """The number in a vector of one float."""
         return self.let(f"extractelement <1 x float> {value}, i32 0")

@@ -12,7 +12,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from core.memory.codec import Numbers, PartSpec, make_codec
+from core.memory.codec import ExpertParts, Numbers, PartSpec, in_blocks, make_codec
 from core.memory.codec.base import Base
 from core.memory.codec.fast import portable
 from core.memory.codec.fast.products import LONGEST, ROWS, TILED, CanonicalProducts, serves
@@ -127,6 +127,54 @@ def test_a_row_has_the_bits_that_it_has_alone(format: str, counts: list[int], th
     share(threads)
     runs = [(count, [slot]) for count, slot in zip(counts, slot_of, strict=True)]
     assert torch.equal(products.several(runs, x), torch.cat(wanted))
+
+
+@functools.cache
+def cut(
+    format: str, inner: int, parts: int, *, turned: bool = False
+) -> tuple[Matrix, torch.Tensor, Matrix, torch.Tensor]:
+    """The second matrix of an expert and its slot, and the same cut into so many, with a slot (uint8 [bytes]) each."""
+    shapes = {"gate_up_proj": (2 * inner, 64), "down_proj": (24, inner)}
+    specs = {name: PartSpec(shape[::-1] if turned else shape, torch.bfloat16) for name, shape in shapes.items()}
+    experts = ExpertParts(specs, turned, has_gate=True, is_concatenated=True)
+    made = {"dtype": torch.bfloat16, "device": torch.device("cpu"), "stored": None}
+    block = in_blocks(format, experts=experts, blocks=parts, **made)
+    assert block.whole is not None
+    whole, segments = block.whole
+    random = torch.Generator().manual_seed(inner)
+    slot = whole.encode({name: torch.randn(spec.shape, generator=random).bfloat16() for name, spec in specs.items()})
+    assert isinstance(whole, Base) and isinstance(block, Base)
+    one = matrix(block, "down_proj")
+    return matrix(whole, "down_proj"), slot, one._replace(inputs=inner, cuts=parts), segments.cut(slot).view(parts, -1)
+
+
+@needs_kernels
+@pytest.mark.parametrize(
+    ("format", "inner", "parts", "turned"),
+    layered(
+        [
+            ("int4-g64", 1024, 2, False),  # steps of eight blocks in each slot
+            ("int4-g64", 768, 4, False),  # three blocks, which fill vectors
+            ("mxfp4", 96, 3, False),  # half a vector
+            ("int3", 768, 3, False),
+            ("int8", 384, 3, False),  # a scale for each row
+            ("nvfp4", 192, 3, False),
+            ("bfloat16", 96, 2, False),
+            ("bfloat16", 96, 3, True),
+        ],
+        lambda case: case[0] in ("mxfp4", "bfloat16") or case[1] == 1024,
+    ),
+)
+@pytest.mark.parametrize("count", [1, 9])
+def test_a_matrix_in_several_slots_has_the_bits_of_a_whole_one(
+    format: str, inner: int, parts: int, turned: bool, count: int
+) -> None:
+    whole, slot, found, slots = cut(format, inner, parts, turned=turned)
+    x = rows(count, inner, torch.float32)
+    wanted = CanonicalProducts(whole, x.dtype).many(slot.data_ptr(), x)
+    got = CanonicalProducts(found, x.dtype).run([one.data_ptr() for one in slots], x, [count], x.dtype)
+    assert torch.equal(got, wanted)
+    assert torch.equal(wanted, portable.product(whole, slot, x))
 
 
 @needs_kernels

@@ -3,7 +3,8 @@
 import torch
 
 from core.memory.codec.fast.layout import LANES
-from core.memory.codec.fast.rows import FLOATS, Given, apart, tree
+from core.memory.codec.fast.rows import FLOATS, ZERO, Given, apart, tree
+from core.memory.codec.fast.shares import slots_of
 from core.memory.codec.matrix import Matrix
 from core.system.native import numbers
 from core.system.native.ir import Code
@@ -12,7 +13,6 @@ TILES = ((2, 6), (3, 4), (3, 3), (4, 2), (4, 1))  # rows of the matrix and of x 
 KEPT = 128 << 10  # bytes of the matrix that stay in the cache while all rows of x pass
 LINE = 64  # bytes
 COLUMNS, AT_ONCE = 32, 2  # columns of a matrix [inputs, outputs], and lanes of their sums, that are multiplied at once
-ZERO = "zeroinitializer"
 
 
 def padded(inputs: int) -> int:
@@ -37,7 +37,7 @@ def multiply(code: Code, matrix: Matrix, out: torch.dtype, given: Given) -> None
     if matrix.transposed:
         _multiply_columns(code, matrix, out, given)
         return
-    begin = code.at("%slot", matrix.codes.at)
+    begins = [code.at(slot, matrix.codes.at) for slot in slots_of(code, matrix)]
     kept = max(LANES, KEPT // (matrix.inputs * matrix.codes.dtype.itemsize) & -LANES)
     with code.loop("%from", "%to", kept) as some:
         last = code.least(code.add(some.index, kept), "%to")
@@ -47,44 +47,48 @@ def multiply(code: Code, matrix: Matrix, out: torch.dtype, given: Given) -> None
             until = code.add(done, code.whole(left, states))
             with code.loop(done, until, states) as state:
                 for rows in apart(code, some.index, last, at_once):
-                    _tile(code, matrix, begin, rows, given, (state.index, states), out)
+                    _tile(code, matrix, begins, rows, given, (state.index, states), out)
             done = until
 
 
 def _tile(
     code: Code,
     matrix: Matrix,
-    begin: str,
+    begins: list[str],
     rows: list[str],
     given: Given,
     some_states: tuple[str, int],
     dtype: torch.dtype,
 ) -> None:
-    """Rows of the matrix times (first, how many) rows of x."""
+    """Rows of the matrix times (first, how many) rows of x. `begins`: of its numbers in each slot."""
     state, states = some_states
-    inputs, stored = matrix.inputs, matrix.codes.dtype
-    weights = [code.at(begin, row, inputs * stored.itemsize) for row in rows]
-    x = [given.row(code, code.add(state, s), padded(inputs) * 4) for s in range(states)]
+    own, stored = matrix.own, matrix.codes.dtype
+    x = [given.row(code, code.add(state, s), padded(matrix.inputs) * 4) for s in range(states)]
     keys = [(r, s) for r in range(len(rows)) for s in range(states)]
 
-    def step(at: str | int, count: int, totals: list[str]) -> list[str]:
+    def step(weights: list[str], some: list[str], at: str | int, count: int, totals: list[str]) -> list[str]:
         held = [code.padded("float", numbers.load(code, one, at, count, stored), count, LANES) for one in weights]
         after = dict(zip(keys, totals, strict=True))
-        for s, one in enumerate(x):
+        for s, one in enumerate(some):
             seen = code.padded("float", code.load(f"<{count} x float>", code.at(one, at, 4), 4), count, LANES)
             for r in range(len(rows)):
                 after[r, s] = code.fma(held[r], seen, after[r, s])
         return list(after.values())
 
-    wide = LINE // stored.itemsize
-    with code.loop(0, inputs // wide, 1, [(FLOATS, ZERO)] * len(keys)) as each:
+    wide, totals = LINE // stored.itemsize, [ZERO] * len(keys)
+    for number, begin in enumerate(begins):
+        there = (
+            [code.at(begin, row, own * stored.itemsize) for row in rows],
+            [code.at(one, number * own, 4) for one in x],
+        )
+        with code.loop(0, own // wide, 1, [(FLOATS, total) for total in totals]) as each:
+            totals = each.values
+            for k in range(0, wide, LANES):
+                totals = step(*there, code.add(code.times(each.index, wide), k), LANES, totals)
+            each.next = totals
         totals = each.values
-        for k in range(0, wide, LANES):
-            totals = step(code.add(code.times(each.index, wide), k), LANES, totals)
-        each.next = totals
-    totals = each.values
-    for at in range(inputs // wide * wide, inputs, LANES):
-        totals = step(at, min(LANES, inputs - at), totals)
+        for at in range(own // wide * wide, own, LANES):
+            totals = step(*there, at, min(LANES, own - at), totals)
     for (r, s), total in zip(keys, totals, strict=True):
         numbers.store_one(code, tree(code, total), given.result(code, code.add(state, s)), rows[r], dtype)
 
@@ -114,11 +118,13 @@ def _columns(
 ) -> None:
     """Vectors (first, count) of columns from `begin` on times a row of x. The inputs of some lanes are read before
     those of the next: each line of memory is read once, and sums stay in registers."""
-    stored, rest = matrix.codes.dtype, matrix.inputs % LANES
-    weights = code.at(code.at("%slot", matrix.codes.at), begin, stored.itemsize)
-    x = given.row(code, state, padded(matrix.inputs) * 4)
+    stored, own, rest = matrix.codes.dtype, matrix.own, matrix.own % LANES
+    all_x = given.row(code, state, padded(matrix.inputs) * 4)
+    slots = slots_of(code, matrix)
 
-    def step(at: str | int, lanes: range, totals: list[str]) -> list[str]:
+    def step(slot: int, at: str | int, lanes: range, totals: list[str]) -> list[str]:
+        weights = code.at(code.at(slots[slot], matrix.codes.at), begin, stored.itemsize)
+        x = code.at(all_x, slot * own, 4)
         after, there = list[str](), LANES if isinstance(at, str) else rest
         for number, lane in enumerate(lanes):
             seen = row = ""
@@ -137,9 +143,11 @@ def _columns(
     sums = list[list[str]]()
     for start in range(0, LANES, AT_ONCE):
         lanes = range(start, start + AT_ONCE)
-        with code.loop(0, matrix.inputs // LANES, 1, [(FLOATS, ZERO)] * (AT_ONCE * len(vectors))) as each:
-            each.next = step(code.times(each.index, LANES), lanes, each.values)
-        found = step(matrix.inputs - rest, lanes, each.values) if rest else each.values
+        found = [ZERO] * (AT_ONCE * len(vectors))
+        for slot in range(matrix.cuts):
+            with code.loop(0, own // LANES, 1, [(FLOATS, total) for total in found]) as each:
+                each.next = step(slot, code.times(each.index, LANES), lanes, each.values)
+            found = step(slot, own - rest, lanes, each.values) if rest else each.values
         sums += [found[i : i + len(vectors)] for i in range(0, len(found), len(vectors))]
     to = code.at(given.result(code, state), begin, dtype.itemsize)
     for (first, count), lanes_ in zip(vectors, zip(*sums, strict=True), strict=True):

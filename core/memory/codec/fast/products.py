@@ -56,12 +56,12 @@ class CanonicalProducts:
         return Work(_prepare(_inputs_of(self.matrix), self._dtype), (x, x_row, into), count, TOGETHER)
 
     def multiply(self, steps: Steps, given: Sequence[int], slots: Sequence[int], out: torch.dtype) -> Work:
-        """Multiply prepared rows by the matrix of each slot: GIVEN numbers for each."""
+        """Multiply prepared rows by the matrix of each slot, or of several: GIVEN numbers for each."""
         return self.multiply_at(given[COUNT::GIVEN], steps.put(given), steps.put(slots), out)
 
     def multiply_at(self, counts: Sequence[int], given: int, slots: int, out: torch.dtype) -> Work:
-        """The same with the addresses of these numbers and of the slots' addresses. `counts`: rows of x for each, which
-        may be others when it runs."""
+        """The same with the addresses of these numbers and of the slots' addresses, which follow one another where a
+        matrix is in several. `counts`: rows of x for each matrix, which may be others when it runs."""
         size = self.matrix.outputs * self._row_bytes
         rows = self._at_once(size * sum(counts) // max(counts))
         parts = -(-self.matrix.outputs // rows)
@@ -98,10 +98,11 @@ class CanonicalProducts:
     def choose(self, threads: int) -> None:
         """Time both ways on this machine, unless that is known."""
         if self.matrix.bits and self._row_bytes * self.matrix.outputs >= WORTH_IT:
-            slot, x = torch.zeros(_slot_bytes(self.matrix), dtype=torch.uint8), torch.ones(LONGEST, self.matrix.inputs)
+            whole = self.matrix._replace(cuts=1)
+            slot, x = torch.zeros(_slot_bytes(whole), dtype=torch.uint8), torch.ones(LONGEST, whole.inputs)
             ways = {
-                ROWS: CanonicalProducts(self.matrix, torch.float32, tiled=LONGEST + 1),
-                TILES: CanonicalProducts(self.matrix, torch.float32, tiled=1),
+                ROWS: CanonicalProducts(whole, torch.float32, tiled=LONGEST + 1),
+                TILES: CanonicalProducts(whole, torch.float32, tiled=1),
             }
             times = {name: lambda rows, way=way: way.many(slot.data_ptr(), x[:rows]) for name, way in ways.items()}
             choose(self.kind, times, threads)
@@ -111,20 +112,20 @@ class CanonicalProducts:
     def few(self, slots: Sequence[int], x: torch.Tensor, *, rounded: bool = True) -> torch.Tensor:
         """One row of x by the matrix of each slot: x [slots, in], or [1, in] shared -> [slots, out]; in fp32 where it
         is not to be rounded. `slots` are addresses."""
-        return self._run(slots, x, [1] * len(slots), self._out if rounded else torch.float32)
+        return self.run(slots, x, [1] * len(slots), self._out if rounded else torch.float32)
 
     def several(self, runs: Runs, x: torch.Tensor) -> torch.Tensor:
         """Consecutive rows of x by the matrix of each slot: of each run (rows, slots) so many of x [all, in] for every
         slot -> [all, out]."""
         slots, counts = zip(*[(slot, count) for count, some in runs for slot in some], strict=True)
-        return self._run(slots, x, counts, self._out)
+        return self.run(slots, x, counts, self._out)
 
     def many(self, slot: int, x: torch.Tensor) -> torch.Tensor:
         """Rows x [..., in] by the matrix of one slot -> [..., out]."""
         given = x.reshape(-1, self.matrix.inputs)
-        return self._run([slot], given, [len(given)], self._out).view(*x.shape[:-1], -1)
+        return self.run([slot], given, [len(given)], self._out).view(*x.shape[:-1], -1)
 
-    def _run(self, slots: Sequence[int], x: torch.Tensor, counts: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
+    def run(self, slots: Sequence[int], x: torch.Tensor, counts: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
         """`counts[i]` consecutive rows of x, or the only one for all, by the matrix of slots[i] -> [all, out]."""
         assert x.dtype == self._dtype and x.shape[-1] == self.matrix.inputs
         x, out = x.contiguous(), x.new_empty(sum(counts), self.matrix.outputs, dtype=dtype)
@@ -184,7 +185,7 @@ def _prepared_bytes(matrix: Matrix) -> int:
 def _inputs_of(matrix: Matrix) -> Matrix:
     """What the kernel that prepares a row of x depends on."""
     codes, high = matrix.codes._replace(at=0), matrix.high and matrix.high._replace(at=0)
-    return matrix._replace(outputs=0, codes=codes, high=high, scale=None, zero=None, bias=None, row=None)
+    return matrix._replace(outputs=0, codes=codes, high=high, scale=None, zero=None, bias=None, row=None, cuts=1)
 
 
 def _kernel_of(matrix: Matrix) -> Matrix:
@@ -242,7 +243,9 @@ def _multiply(matrix: Matrix, out: torch.dtype) -> int:
         one, part = (every.let(f"{name} i64 {unit.index}, {parts}") for name in ("udiv", "urem"))
         first = every.let(f"mul i64 {part}, {some}")
         last = every.least(every.add(first, some), outputs)
-        slot = every.load("ptr", every.at(slots, one, 8), 8)
+        slot = every.at(slots, one, 8 * matrix.cuts)  # where the addresses of its slots are
+        if matrix.cuts == 1:
+            slot = every.load("ptr", slot, 8)
         header = every.at(headers, one, 8 * GIVEN)
         with every.loop(0, every.least(every.load("i64", every.at(header, 8 * COUNT), 8), 1)):  # of no row, nothing
             every.do(f"call void @some(ptr {header}, ptr {slot}, i64 {first}, i64 {last}, i64 {tiled})")

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 import torch
 
 from core.memory.codec.fast.layout import LANES, LEVELS, MOST, VECTOR, Blocks, Meaning, Plane, meaning
+from core.memory.codec.fast.shares import Step, slots_of
 from core.memory.codec.matrix import Matrix, Part
 from core.system.native import numbers
 from core.system.native.ir import Code, fp32, splat, vector
@@ -13,6 +14,7 @@ from core.system.native.ir import Code, fp32, splat, vector
 AT_ONCE = 2  # rows of the matrix
 AHEAD = 2048  # bytes prefetched ahead in each
 BYTES, SHORTS, INTS, FLOATS = "<32 x i8>", "<16 x i16>", "<8 x i32>", "<8 x float>"
+ZERO = "zeroinitializer"
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,21 +48,22 @@ def apart(code: Code, first: str, last: str, count: int) -> Iterator[list[str]]:
 
 def multiply(code: Code, matrix: Matrix, blocks: Blocks, out: torch.dtype, given: Given) -> None:
     """Append: rows %from..%to - 1 of the matrix in %slot times the given rows of x."""
+    slots = slots_of(code, matrix)
     for rows in apart(code, "%from", "%to", AT_ONCE):
         with code.loop(0, given.count) as state:
-            found = _Rows(code, matrix, blocks, given.row(code, state.index, blocks.bytes), rows).sums()
+            found = _Rows(code, matrix, blocks, slots, given.row(code, state.index, blocks.bytes), rows).sums()
             for row, sums in zip(rows, found, strict=True):
-                write(code, matrix, sums, row, given.result(code, state.index), out)
+                _write(code, matrix, slots[0], sums, row, given.result(code, state.index), out)
 
 
-def write(code: Code, matrix: Matrix, sums: str, row: str, into: str, out: torch.dtype) -> None:
+def _write(code: Code, matrix: Matrix, slot: str, sums: str, row: str, into: str, out: torch.dtype) -> None:
     """The tree over eight sums, scaled and rounded, into `into`[row]."""
     y = tree(code, sums)
     factor = meaning(matrix).factor
     if factor != 1.0:
         y = code.let(f"fmul float {y}, {fp32(factor)}")
     if by_row := matrix.row_scale:
-        scale = numbers.load(code, code.at("%slot", by_row.at), row, 1, by_row.dtype)
+        scale = numbers.load(code, code.at(slot, by_row.at), row, 1, by_row.dtype)
         y = code.let(f"fmul float {y}, {code.first(scale)}")
     numbers.store_one(code, y, into, row, out)
 
@@ -119,76 +122,82 @@ def widened(code: Code, shorts: str) -> str:
 class _Rows:
     """The sums of rows of codes, for each of the LANES accumulators."""
 
-    def __init__(self, code: Code, matrix: Matrix, blocks: Blocks, x: str, rows: list[str]) -> None:
+    def __init__(self, code: Code, matrix: Matrix, blocks: Blocks, slots: list[str], x: str, rows: list[str]) -> None:
         """`x`: address of the prepared row of x."""
         self._code, self._matrix, self._blocks, self._meaning = code, matrix, blocks, meaning(matrix)
-        self._x, self._rows = x, rows
+        self._slots, self._x, self._rows = slots, x, rows
         self._each = 1 if matrix.zero is None else 2  # sums of a row
 
     def sums(self) -> list[str]:
         """<8 x float> of each row, before the tree."""
-        code, blocks, each = self._code, self._blocks, self._each
-        carried = [(FLOATS, "zeroinitializer")] * (each * len(self._rows))
-        with code.loop(0, blocks.count // LANES, 1, carried) as step:
-            step.next = self._steps(step.index, LANES, step.values)
-        values = step.values
-        if rest := blocks.count % LANES:
-            values = self._steps(str(blocks.count // LANES), rest, values)
-        if each == 1:
+        code, blocks, values = self._code, self._blocks, [ZERO] * (self._each * len(self._rows))
+        each, rest = divmod(blocks.count // len(self._slots), LANES)  # whole steps in a slot
+        done = 0
+        if not rest or len(self._slots) == 1:
+            for slot in self._slots:
+                with code.loop(0, each, 1, [(FLOATS, value) for value in values]) as loop:
+                    loop.next = self._steps(Step(code.add(loop.index, done), LANES, slot, loop.index), loop.values)
+                values, done = loop.values, done + each
+        for number in range(done, blocks.steps):
+            values = self._steps(Step(number, min(LANES, blocks.count - number * LANES)), values)
+        if self._each == 1:
             return values
         return [code.let(f"fadd {FLOATS} {a}, {b}") for a, b in zip(values[::2], values[1::2], strict=True)]
 
-    def _steps(self, step: str, count: int, totals: list[str]) -> list[str]:
-        """Add the terms of `count` of LANES blocks of each row."""
+    def _steps(self, step: Step, totals: list[str]) -> list[str]:
+        """Add the terms of a step of each row."""
         found = list[str]()
         for row in self._rows:
-            found += self._step(row, step, count, totals[len(found) : len(found) + self._each])
+            found += self._step(row, step, totals[len(found) : len(found) + self._each])
         return found
 
-    def _step(self, row: str, step: str, count: int, totals: list[str]) -> list[str]:
+    def _step(self, row: str, step: Step, totals: list[str]) -> list[str]:
         """Those of one row."""
         code, matrix, blocks = self._code, self._matrix, self._blocks
         whole = ""
         for p, plane in enumerate(blocks.planes):
-            found = self._plane(row, step, count, plane, blocks.numbers[p])
+            found = self._plane(row, step, plane, blocks.numbers[p])
             if plane.weight > 1:
                 found = code.let(f"mul {INTS} {found}, {splat('i32', LANES, plane.weight)}")
             whole = code.let(f"add {INTS} {whole}, {found}") if whole else found
         if self._meaning.offset:
-            sums = code.load(INTS, code.at(code.at(self._x, blocks.sums), step, LANES * 4), 4)
+            sums = code.load(INTS, code.at(code.at(self._x, blocks.sums), step.number, LANES * 4), 4)
             off = code.let(f"mul {INTS} {sums}, {splat('i32', LANES, self._meaning.offset)}")
             whole = code.let(f"sub {INTS} {whole}, {off}")
         value = code.let(f"sitofp {INTS} {whole} to {FLOATS}")
-        by = code.load(FLOATS, code.at(code.at(self._x, blocks.scales), step, LANES * 4), 4)
+        by = code.load(FLOATS, code.at(code.at(self._x, blocks.scales), step.number, LANES * 4), 4)
         if matrix.group:
             assert matrix.scale is not None
-            by = code.let(f"fmul {FLOATS} {self._groups(row, step, count, matrix.scale)}, {by}")
+            by = code.let(f"fmul {FLOATS} {self._groups(row, step, matrix.scale)}, {by}")
         after = [code.fma(value, by, totals[0])]
         if matrix.zero is not None:
-            scaled = code.load(FLOATS, code.at(code.at(self._x, blocks.scaled_sums), step, LANES * 4), 4)
-            after.append(code.fma(self._groups(row, step, count, matrix.zero), scaled, totals[1]))
+            scaled = code.load(FLOATS, code.at(code.at(self._x, blocks.scaled_sums), step.number, LANES * 4), 4)
+            after.append(code.fma(self._groups(row, step, matrix.zero), scaled, totals[1]))
         return after
 
-    def _groups(self, row: str, step: str, count: int, part: Part) -> str:
-        """The groups' numbers of LANES blocks, in fp32; 0 for those beyond `count`."""
-        return group_numbers(self._code, self._matrix, self._blocks, part, row, step, count)
+    def _groups(self, row: str, step: Step, part: Part) -> str:
+        return group_numbers(self._code, self._matrix, self._blocks, self._slots, part, row, step)
 
-    def _plane(self, row: str, step: str, count: int, plane: Plane, numbers_at: int) -> str:
+    def _plane(self, row: str, step: Step, plane: Plane, numbers_at: int) -> str:
         """<8 x i32>: the sums of LANES blocks' products of one plane."""
         code, blocks = self._code, self._blocks
-        vectors, size = blocks.vectors(plane), blocks.size * plane.bits // 8  # bytes of a block
-        begin = code.at(code.at("%slot", plane.at), row, self._matrix.inputs * plane.bits // 8)
-        begin = code.at(begin, step, LANES * size)
-        x = code.at(code.at(self._x, numbers_at), step, LANES * blocks.size)
+        size, own = blocks.size * plane.bits // 8, self._matrix.own * plane.bits // 8  # bytes of a block, of a row
+        x = code.at(code.at(self._x, numbers_at), step.number, LANES * blocks.size)
+        begins: dict[str, str] = {}  # where the step begins in a slot
         found: list[str] = []
-        for i in range(vectors):
-            left = min(VECTOR, count * size - i * VECTOR)
+        for i in range(blocks.vectors(plane)):
+            left = min(VECTOR, step.blocks * size - i * VECTOR)
             if left <= 0:
-                found.append("zeroinitializer")
+                found.append(ZERO)
                 continue
-            code.prefetch(code.at(begin, AHEAD + i * VECTOR))
-            raw = code.padded("i8", code.load(f"<{left} x i8>", code.at(begin, i * VECTOR)), left, VECTOR)
-            found.append(self._products(plane, raw, code.at(x, i * plane.per_byte * VECTOR)))
+            raw = list[tuple[str, int]]()
+            for slot, at, first, count in step.spans(self._slots, i * VECTOR, left, LANES * size, own):
+                if slot not in begins:
+                    begins[slot] = code.at(code.at(code.at(slot, plane.at), row, own), at, LANES * size)
+                code.prefetch(code.at(begins[slot], AHEAD + first))
+                raw.append((code.load(f"<{count} x i8>", code.at(begins[slot], first)), count))
+            given = code.at(x, i * plane.per_byte * VECTOR)
+            found.append(self._products(plane, code.joined("i8", raw, VECTOR), given))
         return reduced(code, found, added_in_16_bits(self._meaning, plane) // plane.per_byte)
 
     def _products(self, plane: Plane, raw: str, x: str) -> str:
@@ -209,17 +218,21 @@ class _Rows:
         return total
 
 
-def group_numbers(code: Code, matrix: Matrix, blocks: Blocks, part: Part, row: str, step: str, count: int) -> str:
-    """Of a row: the scales or zeros of LANES blocks in fp32; 0 for blocks beyond `count`."""
-    spread = matrix.group // blocks.size  # blocks of a group
-    groups = -(-count // spread)
-    first = code.times(step, LANES // spread)
-    at = code.add(code.times(row, matrix.inputs // matrix.group), first)
-    values = numbers.load(code, code.at("%slot", part.at), at, groups, part.dtype)
+def group_numbers(
+    code: Code, matrix: Matrix, blocks: Blocks, slots: list[str], part: Part, row: str, step: Step
+) -> str:
+    """Of a row: the scales or zeros of LANES blocks in fp32; 0 for those beyond a step's."""
+    spread, own = matrix.group // blocks.size, matrix.own // matrix.group  # blocks of a group, groups of a row
+    groups = -(-step.blocks // spread)
+    found = list[tuple[str, int]]()
+    for slot, at, first, count in step.spans(slots, 0, groups, LANES // spread, own):
+        begin = code.add(code.add(code.times(row, own), code.times(at, LANES // spread) if at else 0), first)
+        found.append((numbers.load(code, code.at(slot, part.at), begin, count, part.dtype), count))
+    values = code.joined("float", found, groups)
     if groups == LANES:
         return values
-    places = [i // spread if i < count else groups for i in range(LANES)]
-    return code.pick(f"<{groups} x float>", values, places, "zeroinitializer")
+    places = [i // spread if i < step.blocks else groups for i in range(LANES)]
+    return code.pick(f"<{groups} x float>", values, places, ZERO)
 
 
 WHOLE = [*range(LANES)], [*range(LANES, 2 * LANES)]

@@ -21,6 +21,7 @@ from core.memory.codec.fast.rows import (
     pairs,
     widened,
 )
+from core.memory.codec.fast.shares import Step, slots_of
 from core.memory.codec.matrix import Matrix, Part
 from core.memory.codec.native.tiles import transposed
 from core.system.native import numbers
@@ -31,12 +32,14 @@ STATES = (4, 1)  # rows of x that it multiplies at once
 
 
 def serves(matrix: Matrix, blocks: Blocks) -> bool:
-    """Whether blocks fill whole vectors, and rows whole tiles."""
-    return not (matrix.outputs % LANES or blocks.count % blocks.unit())
+    """Whether blocks fill whole vectors in each slot, and rows whole tiles."""
+    share = Blocks(matrix.share)
+    return not (matrix.outputs % LANES or share.count % blocks.unit() or share.size != blocks.size)
 
 
 def unpack(name: str, matrix: Matrix, blocks: Blocks) -> Code:
-    """Generates the function name(slot, into, first): eight rows of the matrix in a slot from the `first` on."""
+    """Generates the function name(slot, into, first, block): what a slot has of eight rows of the matrix from the
+    `first` on, and which of their blocks is the first there."""
     return _Unpacking(name, matrix, blocks).code
 
 
@@ -70,18 +73,19 @@ def _place(blocks: Blocks, p: int, plane: Plane, shift: int, dword: int) -> int:
 
 class _Unpacking:
     def __init__(self, name: str, matrix: Matrix, blocks: Blocks) -> None:
-        self.code = code = Code(f"void @{name}(ptr noalias %slot, ptr noalias %into, i64 %first)")
-        self._matrix, self._blocks, self._meaning = matrix, blocks, meaning(matrix)
+        self.code = code = Code(f"void @{name}(ptr noalias %slot, ptr noalias %into, i64 %first, i64 %block)")
         self._unpacked = _Unpacked(matrix, blocks)
-        with code.loop(0, blocks.count // blocks.unit()) as each:
-            into = code.at("%into", each.index, blocks.unit() * self._unpacked.block)
+        self._matrix, self._blocks, self._meaning = matrix.share, Blocks(matrix.share), meaning(matrix)
+        begin = code.at("%into", "%block", self._unpacked.block)
+        with code.loop(0, self._blocks.count // blocks.unit()) as each:
+            into = code.at(begin, each.index, blocks.unit() * self._unpacked.block)
             for p, plane in enumerate(blocks.planes):
                 self._plane(p, plane, each.index, into)
         if matrix.group:
             assert matrix.scale is not None
-            self._numbers(code.at("%into", self._unpacked.scales), matrix.scale)
+            self._numbers(self._unpacked.scales, matrix.scale)
         if matrix.zero is not None:
-            self._numbers(code.at("%into", self._unpacked.zeros), matrix.zero)
+            self._numbers(self._unpacked.zeros, matrix.zero)
 
     def _plane(self, p: int, plane: Plane, unit: str, into: str) -> None:
         code, blocks = self.code, self._blocks
@@ -99,14 +103,15 @@ class _Unpacking:
                     place = block * self._unpacked.block + _place(blocks, p, plane, shift, within // 4) * VECTOR
                     code.store(INTS, value, code.at(into, place), VECTOR)
 
-    def _numbers(self, into: str, part: Part) -> None:
+    def _numbers(self, offset: int, part: Part) -> None:
         """Scales or zeros: those of a block side by side, in fp32."""
         code, blocks = self.code, self._blocks
+        into = code.at(code.at("%into", offset), "%block", VECTOR)
 
         def step(index: str, count: int) -> None:
+            some = Step(index, count, "%slot", index)
             rows = [
-                group_numbers(code, self._matrix, blocks, part, code.add("%first", r), index, count)
-                for r in range(LANES)
+                group_numbers(code, self._matrix, blocks, [], part, code.add("%first", r), some) for r in range(LANES)
             ]
             at = code.at(into, index, LANES * VECTOR)
             for b, value in enumerate(transposed(code, FLOATS, rows)[:count]):
@@ -122,7 +127,7 @@ class _Tiles:
     def __init__(self, code: Code, unpack: str, matrix: Matrix, blocks: Blocks, out: torch.dtype, given: Given) -> None:
         self.code, self._given = code, given
         self._matrix, self._blocks, self._out, self._meaning = matrix, blocks, out, meaning(matrix)
-        self._unpacked = _Unpacked(matrix, blocks)
+        self._unpacked, self._slots = _Unpacked(matrix, blocks), slots_of(code, matrix)
         self._rows = [code.stack(self._unpacked.bytes) for _ in range(SIDES)]
         self._kept = {
             key: code.stack(LANES * SIDES * STATES[0] * VECTOR)
@@ -135,7 +140,9 @@ class _Tiles:
         with code.loop("%from", end, SIDES * LANES) as each:
             firsts = [code.least(code.add(each.index, side * LANES), last) for side in range(SIDES)]
             for first, rows in zip(firsts, self._rows, strict=True):
-                code.do(f"call void @{unpack}(ptr %slot, ptr {rows}, i64 {first})")
+                for i, slot in enumerate(self._slots):
+                    block = i * (blocks.count // matrix.cuts)
+                    code.do(f"call void @{unpack}(ptr {slot}, ptr {rows}, i64 {first}, i64 {block})")
             done = "0"
             for states in STATES:
                 left = code.let(f"sub i64 {given.count}, {done}")
@@ -169,7 +176,7 @@ class _Tiles:
         """(address, lines of it for each unit) of the rows that are unpacked once these are multiplied, to be fetched
         while the first rows of x are: those after them fetch what is in the cache."""
         code, blocks = self.code, self._blocks
-        if len(states) < STATES[0]:
+        if len(states) < STATES[0] or len(self._slots) > 1:
             return []
         is_first, found = code.let(f"icmp eq i64 {states[0]}, 0"), []
         for plane in blocks.planes:
@@ -267,6 +274,6 @@ class _Tiles:
         if self._meaning.factor != 1.0:
             y = code.let(f"fmul {FLOATS} {y}, {splat('float', LANES, fp32(self._meaning.factor))}")
         if by_row := matrix.row_scale:
-            scale = numbers.load(code, code.at("%slot", by_row.at), row, LANES, by_row.dtype)
+            scale = numbers.load(code, code.at(self._slots[0], by_row.at), row, LANES, by_row.dtype)
             y = code.let(f"fmul {FLOATS} {y}, {scale}")
         numbers.store(code, y, self._given.result(code, state), row, LANES, out)

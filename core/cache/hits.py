@@ -15,7 +15,7 @@ class Hits:
 
     @property
     def slots_at(self) -> int:
-        """The address of the addresses of their slots, i64 by eid: 0 without a lease, and with several slots."""
+        """The address of the addresses of their slots, i64 by eid: 0 without a lease. Of whole experts."""
         if self._slots is None:
             self._slots = array("q", map(_slot_at, self.leases))
         return self._slots.buffer_info()[0]
@@ -39,4 +39,4 @@ class Hits:
 
 
 def _slot_at(leased: LeasedSegment | None) -> int:
-    return leased.slot.parts.at if leased is not None and len(leased.slots) == 1 else 0
+    return leased.slot.parts.at if leased is not None else 0

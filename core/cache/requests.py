@@ -68,7 +68,7 @@ class Requests:
     def hits_at(self) -> int:
         """As `Hits.slots_at`, as long as `lookup_all_hits` would find all that has an address there; 0 = it may not."""
         core, prefetches = self.core, self.prefetches
-        if prefetches.fresh or prefetches.to_buffer or not all(map(core.keeps, range(core.layers))):
+        if core.blocks > 1 or prefetches.fresh or prefetches.to_buffer or not all(map(core.keeps, range(core.layers))):
             return 0
         return self.copies.hits.slots_at
 

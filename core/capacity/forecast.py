@@ -179,10 +179,11 @@ def measure_speeds(codec: Codec, format: str, hidden: int, top_k: int, fast: boo
     with the kernels of the fast arithmetic, where it has some."""
     key = format, hidden, codec.slot_bytes, codec.dtype, codec.device, top_k, fast
     if key not in _measured:
-        served = fast and codec.device.type == "cpu" and codec.blocks == 1 and isinstance(codec, Base)
-        shapes = [matrix(codec, part) for part in codec.weights] if served and isinstance(codec, Base) else []
+        whole = codec if codec.whole is None else codec.whole[0]  # which blocks of it take as long as
+        served = fast and codec.device.type == "cpu"
+        shapes = [matrix(whole, part) for part in whole.weights] if served and isinstance(whole, Base) else []
         known = shapes and all(serves(one) for one in shapes)
-        _measured[key] = _measure_fast(codec, shapes, hidden, top_k) if known else _measure(codec, hidden, top_k)
+        _measured[key] = _measure_fast(whole, shapes, hidden, top_k) if known else _measure(codec, hidden, top_k)
     return _measured[key]
 
 

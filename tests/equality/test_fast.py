@@ -185,6 +185,44 @@ def test_biases_of_experts_and_sinks(tmp_path: Path) -> None:
     assert distance(save_tokenizer(tmp_path), format="int8") < ROUNDED
 
 
+SPLITS: list[dict[str, object]] = [
+    {"budget": "all", "split": "uniform"},
+    {"budget": "50%", "split": "uniform", "split.uniform.theta": 0.5},
+    {"budget": "50%", "split": "uniform", "split.uniform.theta": 0.5, "predictor": "gate", "eviction": "lcp"},
+    {"budget": "50%", "split": "uniform", "split.uniform.theta": 0.0, "scope": "global", "predictor": "gate"},
+    {"budget": "50%", "split": "uniform", "split.uniform.theta": 0.5, "eviction": "none", "buffer": 4},
+    {"budget": "50%", "split": "whole"},
+]
+
+
+@pytest.mark.parametrize(
+    ("arch", "blocks", "how"),
+    [
+        ("qwen3_moe", 2, {"dtype": "float32"}),
+        ("gpt_oss", 2, {"dtype": "bfloat16"}),  # biases, gates and ups in turn
+        ("demo", 3, {"format": "mxfp4"}),  # whose blocks fill no vector
+    ],
+)
+def test_experts_in_blocks_have_the_bits_of_whole_ones(
+    arch: str, blocks: int, how: dict[str, object], tmp_path: Path
+) -> None:
+    """Whatever is resident of them: tokens, a few rows, and prompts."""
+    path = arch if arch == "demo" else save_tokenizer(make_checkpoint(arch, tmp_path))
+    with unloading(load(path, **how)) as engine:
+        wanted = logits(engine, PROMPT, [len(PROMPT)])
+    with unloading(load(path, blocks=blocks, sequences=4, **how)) as engine:
+        assert engine.wiring.answering.hooked.program is not None and engine.sizes.blocks == blocks
+        partial = 0
+        for case in SPLITS:
+            engine.change({**Settings(), **case})
+            for cuts in ([len(PROMPT)], [1] * len(PROMPT), [12, 5, 7]):
+                assert torch.equal(logits(engine, PROMPT, cuts), wanted), (case, cuts)
+            assert torch.equal(logits(engine, PROMPT, [23, 1], OTHERS), wanted), case
+            engine.expert_cache.check_integrity()
+            partial += engine.expert_cache.take_counts().top_hits
+        assert partial > 0 and "split sums" not in engine.loaded.plan.note
+
+
 @pytest.mark.parametrize("arch", layered(WINDOWS, quick=lambda arch: arch == "exaone_moe"))
 def test_windows(arch: str, tmp_path: Path) -> None:
     """Of a text that is longer than the memory of a window, and of a pass that breaks off."""

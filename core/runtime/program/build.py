@@ -44,7 +44,7 @@ class Builder:
         self.texts: Sequence[Text] = [placed(text, at) for at, text in enumerate(texts)]
         self._routings, self._rests = list[Routing](), [one.rest for one in form.layers if isinstance(one.rest, Routed)]
         self.count = sum([text.rows for text in texts])
-        self._few = self.count <= few.ROWS
+        self._few = self.count <= few.ROWS and kernels.blocks == 1  # their slots are looked up
         rows = [text.rows for text in texts]
         mixing, layers = sum([layer.mixer.steps_of(rows) for layer in form.layers]), len(form.layers) + 1
         asking = 0 if plan is None else layers * ASKING * (1 + min(plan.distance, layers))

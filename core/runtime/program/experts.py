@@ -1,7 +1,9 @@
 """The experts of a layer in the fast arithmetic: products, activation and weighted sum as steps of native calls.
 
 Rows of x are prepared once for all experts of a layer. The output of a row through an expert has the same bits whatever
-else is computed with it, and so has its weighted sum, which is added in the router's order.
+else is computed with it, and so has its weighted sum, which is added in the router's order. An expert in several blocks
+has the bits of a whole one: each block's hidden states are computed by themselves, and the second product reads all of
+its slots in order.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -29,29 +31,51 @@ FP32 = torch.float32
 
 
 class ExpertKernels:
-    """What the layers of a model share: the products of its experts' matrices, and the activation between them."""
+    """What the layers of a model share: the products of its experts' matrices, and the activation between them.
+    `blocks`: slots of an expert, whose addresses follow one another."""
 
     def __init__(self, experts: Any, codec: Codec) -> None:
         """Raises ModelError, with the reason, where there are no kernels for such experts here."""
         up, down = matrices(codec, "gate_up_proj" if experts.has_gate else "up_proj")
         self.up, self.down = CanonicalProducts(up, FP32), CanonicalProducts(down, FP32)
-        self.inner, self.hidden = down.inputs, down.outputs
-        self.gate = gate_of(experts, self.inner)
+        self.inner, self.hidden, self.blocks = down.inputs, down.outputs, down.cuts
+        self.gate = gate_of(experts, down.own)
         self._gate = gate.kernel(self.gate)
         self._biases = [None if one.bias is None else bias.kernel(_bias(one)) for one in (up, down)]
         self.steps = Steps()
         self.few: dict[tuple[int, int], RowSteps] = {}  # by rows, and the experts that each chooses
 
     def works(self, counts: Sequence[int], given: int, after: int, slots: int, memory: int) -> Iterable[Work]:
-        """Compute counts[i] rows with the expert in a slot; all are addresses. `given` and `after`: the numbers of the
-        first and the second product for each slot, whose results are rows [all, 2 * inner] at `memory`, and [all,
-        hidden]; the second one reads the rows at `prepared`."""
+        """Compute counts[i] rows with the expert in its slots; all are addresses. `given` and `after`: the numbers of
+        the first product for each slot, and of the second one for each expert, whose results are rows [all, 2 * inner]
+        at `memory`, and [all, hidden]; the second one reads the rows at `prepared`."""
         pairs = sum(counts)
+        acts, hidden = self._acts(memory, pairs), pairs * self.blocks
+        yield from self._hidden(
+            [count for count in counts for _ in range(self.blocks)], given, slots, memory, acts, hidden
+        )
+        yield from self._outputs(counts, after, slots, acts, self.prepared(memory, pairs))
+
+    def part(self, first: int, count: int, given: int, after: int, slots: int, memory: int) -> Iterable[Work]:
+        """The same for one row and `count` blocks of its expert from the `first` on, those before which were computed
+        in this memory; its output once all of them were. `given`: numbers for each of these blocks, `after`: of the
+        expert, `slots`: of all of its blocks until now."""
+        own, acts = self.inner // self.blocks, self._acts(memory, 1)
+        begin, into = memory + first * 2 * own * 4, acts + first * own * 4
+        yield from self._hidden([1] * count, given, slots + 8 * first, begin, into, count)
+        if first + count == self.blocks:
+            yield from self._outputs([1], after, slots, acts, self.prepared(memory, 1))
+
+    def _hidden(self, counts: Sequence[int], given: int, slots: int, x: int, acts: int, rows: int) -> Iterable[Work]:
+        """The first product of each slot -> `rows` at `x`, and their activations."""
         yield self.up.multiply_at(counts, given, slots, FP32)
         yield from self._added(0, counts, given, slots)
-        acts, units = self._acts(memory, pairs), pairs * self.gate.units
-        yield Work(self._gate, named(gate.FIELDS, x=memory, out=acts), units, 1 if pairs > 8 else units)
-        yield self.down.prepare(acts, self.inner * 4, pairs, self.prepared(memory, pairs))
+        units = rows * self.gate.units
+        yield Work(self._gate, named(gate.FIELDS, x=x, out=acts), units, 1 if rows > 8 else units)
+
+    def _outputs(self, counts: Sequence[int], after: int, slots: int, acts: int, prepared: int) -> Iterable[Work]:
+        """The second product of each expert."""
+        yield self.down.prepare(acts, self.inner * 4, sum(counts), prepared)
         yield self.down.multiply_at(counts, after, slots, FP32)
         yield from self._added(1, counts, after, slots)
 
@@ -72,7 +96,8 @@ class ExpertKernels:
         wide, long, prepared = 2 * self.inner * 4, self.hidden * 4, self.prepared(memory, sum(counts))
         given, after, done = list[int](), list[int](), 0
         for index, count, out in zip(rows, counts, outs, strict=True):
-            given += x, index, count, memory + done * wide, wide
+            for block in range(self.blocks):
+                given += x, index, count, memory + done * wide + block * wide // self.blocks, wide
             after += prepared, numbered(done), count, out, long
             done += count
         return given, after
@@ -117,10 +142,19 @@ class ExpertKernels:
         """Bytes that `token` needs, or so many rows."""
         return self.memory(pairs) + rows * self.up.prepared_bytes + pairs * self.hidden * 4 + LINE
 
+    def part_at(self, room: int, pairs: int, number: int) -> int:
+        """Where the memory of `part` for an expert of a row is, behind the room of so many pairs."""
+        each = -(-self.memory(1) // LINE) * LINE
+        room += self.memory(pairs)
+        return room + -room % LINE + number * each
+
+    def parts_memory(self, pairs: int) -> int:
+        """Bytes that `part` needs for as many experts at once, beside those of `token_memory`."""
+        return self.part_at(0, 0, pairs) + LINE if self.blocks > 1 else 0
+
     def _added(self, product: int, counts: Sequence[int], given: int, slots: int) -> Iterator[Work]:
         """Add the experts' biases to the first or second product, where they have any."""
-        kernel = self._biases[product]
-        if kernel is not None:
+        if (kernel := self._biases[product]) is not None:
             yield Work(kernel, named(bias.FIELDS, given=given, slots=slots), len(counts), 1)
 
     def memory(self, pairs: int) -> int:
@@ -153,23 +187,23 @@ def starts(first: int, counts: Sequence[int], size: int) -> list[int]:
 
 
 def matrices(codec: Codec, up: str) -> tuple[Matrix, Matrix]:
-    """The two matrices of an expert. Raises ModelError where there are no kernels for them here."""
+    """The two matrices of an expert, the second one as all of its blocks' slots have it. Raises ModelError where there
+    are no kernels for them here."""
     assert isinstance(codec, Base)
     if codec.device.type != "cpu":
         raise ModelError("the fast arithmetic computes on a CPU")
-    if codec.blocks > 1:
-        raise ModelError("the fast arithmetic computes whole experts; choose one block per expert")
-    found = tuple(matrix(codec, part) for part in (up, "down_proj"))
-    biases = sum(one.bias is not None for one in found)
-    if not all(serves(one) for one in found) or biases != len(codec.biases):
+    first, second = matrix(codec, up), matrix(codec, "down_proj")
+    second = second._replace(inputs=second.inputs * codec.blocks, cuts=codec.blocks)
+    biases = sum(one.bias is not None for one in (first, second))
+    if not (serves(first) and serves(second)) or biases != len(codec.biases):
         raise ModelError("the fast arithmetic has no kernels for experts of this form")
-    return found[0], found[1]
+    return first, second
 
 
 def _bias(of: Matrix) -> bias.Bias:
-    """The bias of a matrix, in the same slot."""
+    """The bias of a matrix, in its first slot."""
     assert of.bias is not None
-    return bias.Bias(of.outputs, of.bias.dtype, of.bias.at)
+    return bias.Bias(of.outputs, of.bias.dtype, of.bias.at, of.cuts)
 
 
 def gate_of(experts: Any, inner: int) -> gate.Gate:

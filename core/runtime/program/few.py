@@ -28,6 +28,7 @@ from core.runtime.rows import NOTHING, Routed
 ROWS = 9  # at most: a token and as many guesses as a pass verifies
 CALLS = 64  # of experts that are computed together, which are kept
 STEPS, ARGUMENTS = 8, 2048  # of such a call, and bytes of their arguments beside the numbers that change
+PARTS = 256  # calls of some blocks of an expert, which are kept
 
 
 def add(
@@ -98,10 +99,11 @@ class RowSteps:
     """So many rows through `chosen` experts each, of any layer of a model. For one layer at a time."""
 
     def __init__(self, kernels: ExpertKernels, count: int, chosen: int) -> None:
-        self._kernels, pairs = kernels, count * chosen
+        self._kernels, self.blocks, pairs = kernels, kernels.blocks, count * chosen
         self.x, self.total = torch.empty(count, kernels.hidden), torch.empty(count, kernels.hidden)
         self.weights = torch.empty(count, chosen)
-        self._memory = torch.empty(kernels.token_memory(pairs, count) + LINE, dtype=torch.uint8)
+        size = kernels.token_memory(pairs, count) + kernels.parts_memory(pairs) + LINE
+        self._memory = torch.empty(size, dtype=torch.uint8)
         self._prepared = self._memory.data_ptr() + -self._memory.data_ptr() % LINE
         self._results = kernels.outputs_at(self._prepared, count)
         self._room = kernels.room_at(self._prepared, pairs, count)
@@ -109,6 +111,7 @@ class RowSteps:
         out = self._memory[begin : begin + pairs * kernels.hidden * 4]
         self.out = out.view(torch.float32).view(pairs, kernels.hidden)
         self._groups: dict[tuple[int, int, int], Call] = {}
+        self._parts: dict[tuple[int, int, int], Call] = {}
         steps, places = kernels.begun(pairs)
         at = {"experts": self._results, "pairs": places, "weights": self.weights.data_ptr()}
         given = named(combine.FIELDS, out=self.total.data_ptr(), **at)
@@ -120,7 +123,7 @@ class RowSteps:
         """One row through all of its experts, and their sum."""
         count, chosen = self.weights.shape
         assert count == 1
-        steps, slots = self._kernels.begun(chosen)
+        steps, slots = self._kernels.begun(chosen * self._kernels.blocks)
         given = self.x.data_ptr(), self.weights.data_ptr(), slots, self.total.data_ptr(), self._prepared
         steps.extend(self._kernels.token(steps, chosen, *given))
         return Call(steps, slots)
@@ -128,18 +131,40 @@ class RowSteps:
     def compute(
         self, slots: Sequence[int], counts: Sequence[int], rows: Sequence[int], done: int, *, prepare: bool
     ) -> None:
-        """Compute as many of `rows` as there are `counts` with the expert in each of `slots`, whose outputs follow the
-        first `done` ones. `prepare`: x is new."""
+        """Compute as many of `rows` as there are `counts` with each expert, whose outputs follow the first `done` ones.
+        `slots`: of each expert all of its blocks'. `prepare`: x is new."""
         first = 0 if prepare else 1
         if len(self.x) == 1:
-            self._group(len(slots), len(rows), done).run(slots, first)
+            self._group(len(counts), len(rows), done).run(slots, first)
         else:
-            call = self._group(len(slots), len(rows), 0)
+            call = self._group(len(counts), len(rows), 0)
             call.run([*slots, *rows, *self._numbers(call.at, counts, done)], first)
+
+    def compute_part(self, slots: Sequence[int], first: int, place: int, *, prepare: bool) -> None:
+        """Compute the only row with the blocks of an expert from the `first` on, whose output comes to a place once all
+        of them were. `slots`: of all of its blocks until now."""
+        key = len(slots), first, place
+        if key not in self._parts:
+            if len(self._parts) == PARTS:
+                self._parts.pop(next(iter(self._parts)))
+            self._parts[key] = self._part(*key)
+        self._parts[key].run(slots, 0 if prepare else 1)
+
+    def _part(self, until: int, first: int, place: int) -> Call:
+        kernels = self._kernels
+        steps = Steps(STEPS, ARGUMENTS + 8 * (until + GIVEN * (1 + kernels.blocks)))
+        slots, out = steps.put([0] * until), self._results + place * kernels.hidden * 4
+        room = kernels.part_at(self._room, self.weights.numel(), place)
+        given, after = kernels.numbers(self._prepared, [numbered(0)], [1], [out], room)
+        steps.add(kernels.up.prepare(self.x.data_ptr(), kernels.hidden * 4, 1, self._prepared))
+        some = steps.put(given[GIVEN * first : GIVEN * until])
+        steps.extend(kernels.part(first, until - first, some, steps.put(after), slots, room))
+        return Call(steps, slots)
 
     def _numbers(self, at: int, counts: Sequence[int], done: int) -> list[int]:
         """Those of the two products of a call whose numbers are `at` an address."""
-        read, out = starts(at + 8 * len(counts), counts, 8), self._results + done * self._kernels.hidden * 4
+        read = starts(at + 8 * len(counts) * self._kernels.blocks, counts, 8)
+        out = self._results + done * self._kernels.hidden * 4
         given, after = self._kernels.numbers(self._prepared, read, counts, self._kernels.outs(out, counts), self._room)
         return given + after
 
@@ -148,19 +173,43 @@ class RowSteps:
         each."""
         call = self._groups.get((experts, rows, done))
         if call is None:
-            kernels, numbers = self._kernels, experts + rows + 2 * GIVEN * experts
+            kernels, blocks = self._kernels, experts * self._kernels.blocks
+            numbers = blocks + rows + GIVEN * (blocks + experts)
             if len(self._groups) == CALLS:
                 self._groups.pop(next(iter(self._groups)))
             steps = Steps(STEPS, ARGUMENTS + 8 * numbers)
             slots = steps.put([0] * numbers)
-            given = slots + 8 * (experts + rows)
+            given = slots + 8 * (blocks + rows)
             each, more = divmod(rows, experts)
             counts = [each + 1] * more + [each] * (experts - more)
             steps.change(given, self._numbers(slots, counts, done))
             steps.add(kernels.up.prepare(self.x.data_ptr(), kernels.hidden * 4, len(self.x), self._prepared))
-            steps.extend(kernels.works(counts, given, given + 8 * GIVEN * experts, slots, self._room))
+            steps.extend(kernels.works(counts, given, given + 8 * GIVEN * blocks, slots, self._room))
             call = self._groups[experts, rows, done] = Call(steps, slots)
         return call
+
+
+class SlotsOf:
+    """The addresses of the slots of a layer's experts, whose blocks come in order, as several leased segments."""
+
+    def __init__(self, blocks: int) -> None:
+        self._blocks = blocks
+        self._found: dict[int, list[int]] = {}
+
+    def until(self, one: LeasedSegment) -> list[int]:
+        """Those of an expert's blocks until the last one of this segment."""
+        slots = [slot.parts.at for slot in one.slots]
+        if len(slots) == self._blocks:
+            return slots
+        found = self._found.setdefault(one.expert, [])
+        assert len(found) == one.segment.blocks.start
+        found += slots
+        return found
+
+    def all_of(self, one: LeasedSegment) -> list[int]:
+        """The same; none until all blocks are there."""
+        found = self.until(one)
+        return found if len(found) == self._blocks else []
 
 
 class FewRows:
@@ -179,23 +228,38 @@ class FewRows:
         self._pairs.pop(NOTHING, None)
         self._places = array("q", [NOTHING]) * routed.weights.numel()  # of each pair's output
         self._done, self._prepared = 0, False
+        self._slots = SlotsOf(self._rows.blocks)
 
     def batches(self, segments: Sequence[LeasedSegment]) -> Iterable[Sequence[LeasedSegment]]:
-        """Resident experts together, then each of the others."""
+        """Resident experts, or what is resident of them, then each of the others."""
         return resident_first(segments, {}, 1, late_together=False)
 
     def compute(self, batch: Sequence[LeasedSegment]) -> None:
-        """Compute experts that are in their slots."""
+        """Compute experts that are in their slots. What is there of another is computed at once, of one row."""
         slots, counts, rows, done = list[int](), list[int](), list[int](), self._done
+        parts = list[LeasedSegment]()
         for one in batch:
-            if pairs := self._pairs.get(one.expert):
-                slots.append(one.slots[0].parts.at)
+            pairs = self._pairs.get(one.expert)
+            if pairs and len(one.slots) < self._rows.blocks and len(self._rows.x) == 1:
+                parts.append(one)
+            elif pairs and (found := self._slots.all_of(one)):
+                slots += found
                 counts.append(len(pairs))
                 rows += [pair // self._chosen for pair in pairs]
                 self._place(pairs)
         if slots:
             self._rows.compute(slots, counts, rows, done, prepare=not self._prepared)
             self._prepared = True
+        for one in parts:
+            self._compute_part(one)
+
+    def _compute_part(self, one: LeasedSegment) -> None:
+        (pair,), first = self._pairs[one.expert], one.segment.blocks.start
+        if not first:
+            self._place([pair])
+        slots = self._slots.until(one)
+        self._rows.compute_part(slots, first, self._places[pair], prepare=not self._prepared)
+        self._prepared = True
 
     def join(self, experts: Sequence[int], out: torch.Tensor) -> None:
         """Take the outputs [experts, H], fp32, of the only row through experts that were computed elsewhere."""
@@ -246,7 +310,7 @@ def fast_all_hits(
     row = row_steps(math, 1, len(segments))
     row.x.copy_(hidden)
     row.weights.copy_(weights)
-    row.whole.run([one.slots[0].parts.at for one in segments])
+    row.whole.run([slot.parts.at for one in segments for slot in one.slots])
     if tap is not None:
         tap(row.out)
     return row.total.to(hidden.dtype)

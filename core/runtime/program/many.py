@@ -12,7 +12,7 @@ from core.runtime.expert_math import ExpertMath, Tap
 from core.runtime.product import Product
 from core.runtime.program import combine
 from core.runtime.program.experts import ExpertKernels, FastMath
-from core.runtime.program.few import in_order
+from core.runtime.program.few import SlotsOf, in_order
 from core.runtime.rows import NOTHING, Routed
 
 TOGETHER = 16 << 20  # bytes between the products of resident experts that are computed together, about
@@ -37,7 +37,7 @@ class FastRows:
         self._places = torch.full((len(chosen),), NOTHING)
         self._places[order] = torch.arange(len(order))
         self._out = torch.empty(len(order), self._kernels.hidden)
-        self._prepared = False
+        self._prepared, self._slots = False, SlotsOf(self._kernels.blocks)
 
     def batches(self, segments: Sequence[LeasedSegment]) -> Iterable[Sequence[LeasedSegment]]:
         """Resident experts together, until they need as much memory, then each of the others."""
@@ -54,12 +54,12 @@ class FastRows:
         return [*found, *([one] for one in segments if one.ticket is not None)]
 
     def compute(self, batch: Sequence[LeasedSegment]) -> None:
-        """Compute experts that are in their slots."""
-        there = [one for one in batch if one.expert in self._pairs]
+        """Compute experts that are in their slots, once all of each is."""
+        there = {one.expert: slots for one in batch if one.expert in self._pairs and (slots := self._slots.all_of(one))}
         if not there:
             return
         kernels, steps = self._kernels, self._steps
-        firsts, counts = zip(*[self._pairs[one.expert] for one in there], strict=True)
+        firsts, counts = zip(*[self._pairs[expert] for expert in there], strict=True)
         rows, out, long = self._rows.data_ptr(), self._out.data_ptr(), kernels.hidden * 4
         with acquire_team() as team, steps:
             x = team.memory(FastRows, len(self._x) * kernels.up.prepared_bytes)
@@ -69,8 +69,8 @@ class FastRows:
             memory = team.memory(ExpertKernels, kernels.memory(sum(counts)))
             read, outs = [rows + 8 * first for first in firsts], [out + long * first for first in firsts]
             given, after = kernels.numbers(x, read, counts, outs, memory)
-            slots = steps.put([one.slots[0].parts.at for one in there])
-            steps.extend(kernels.works(counts, steps.put(given), steps.put(after), slots, memory))
+            found = steps.put([slot for found in there.values() for slot in found])
+            steps.extend(kernels.works(counts, steps.put(given), steps.put(after), found, memory))
             steps.run(team)
 
     def combined(self, tap: Tap | None = None) -> torch.Tensor:

@@ -8,7 +8,7 @@ from dataclasses import replace
 import torch
 
 from core.memory.codec.fast import plain, rows, states, tiles
-from core.memory.codec.fast.layout import LANES, Blocks
+from core.memory.codec.fast.layout import LANES, Blocks, block_of
 from core.memory.codec.fast.steps import Steps, Work
 from core.memory.codec.matrix import Matrix
 from core.memory.codec.native.choice import ROWS as TIMED_ROWS
@@ -32,8 +32,8 @@ NUMBERED = 1 << 16  # rows of x that are multiplied at once, at most
 
 
 def serves(matrix: Matrix) -> bool:
-    """Whether this machine has kernels for a matrix."""
-    return bool(widths()) and not (matrix.bits and matrix.inputs % 32)
+    """Whether this machine has kernels for a matrix, each of whose slots must have whole blocks."""
+    return bool(widths()) and not (matrix.bits and matrix.inputs % 32 or matrix.cuts > 1 and matrix.own % _size(matrix))
 
 
 class CanonicalProducts:
@@ -157,6 +157,11 @@ def _numbers() -> torch.Tensor:
 def numbered(first: int) -> int:
     """The address of the numbers of consecutive rows from the `first` on."""
     return _numbers().data_ptr() + 8 * first
+
+
+def _size(matrix: Matrix) -> int:
+    """Inputs of a block."""
+    return block_of(matrix) if matrix.bits else LANES
 
 
 def _slot_bytes(matrix: Matrix) -> int:

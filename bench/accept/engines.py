@@ -12,7 +12,6 @@ import torch
 from bench.accept.drawn import FORMAT, Subject, dense_only, one_expert
 from bench.accept.link import Wrong
 from bench.models.generate import checkpoint
-from bench.speed.dispatch import own_rotation
 from core.capacity.free_memory import free_bytes
 from core.engine import Engine
 from core.errors import BudgetError, ModelError
@@ -146,8 +145,6 @@ def speed(subject: Subject, tokens: int = 64) -> dict[str, Any]:
             found[name] = _figures(talk(engine, sizes.vocab, count)[count // 8 :])
             if name == "all":
                 found["launches"] = _launches(engine, sizes.vocab)
-                with own_rotation(engine.model):
-                    found["launches"]["a_pass_own_rotation"] = _launches(engine, sizes.vocab)["a_pass"]
     finally:
         engine.unload()
     found["all_ms"] = found["all"].get("ms", found["all"].get("left_out"))

@@ -78,9 +78,8 @@ def measure(
     presets = systems(named or [one for one in chosen if not run.small or one.name in SMALL_PRESETS])
     path = model_of(run, model, MIDDLE)
     largest = max(asked, key=lambda one: (one.share or 0.0, one.bytes or 0))  # what bytes pay for is not known yet
-    same = {"arithmetic": "reference"}  # which alone computes blocks of experts
-    engine, others = run.engine(path, {"budget": str(largest)}, **same), Others()
-    split = run.engine(path, {"budget": str(largest)}, blocks=blocks_of(path, run.small), **same)
+    engine, others = run.engine(path, {"budget": str(largest)}), Others()
+    split = run.engine(path, {"budget": str(largest)}, blocks=blocks_of(path, run.small))
     bench = Bench(run, engine, split, path != model, [str(one) for one in asked], presets)
     found = bench.all(rounds, tokens, questions)
     return {**found, "model": Path(model).name, "others_cores": others.cores()}

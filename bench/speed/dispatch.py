@@ -4,10 +4,9 @@ Tiny models of ever more experts decode with everything resident, and with exper
 whose experts are replaced by nothing is transformers' own share (`model`, of which `router`). What the MoE step adds to
 it, and recording to that, are medians of the differences between passes that follow one another, one of each kind. What
 is left to the reader of a record, or is done for 64 passes at once where nothing reads it, is timed apart (`reading`).
-What the model's own code for rotary embeddings adds (core.hf.rotary replaces it), and each predictor to recording, are
-differences between medians of rounds. `program` is a whole layer of an answer's token in the fast arithmetic, tiny
-experts and recording included, where it knows the model. On a GPU these are times of the host, which launches a layer's
-kernels. A token of the demo model, experts and all, is timed with its own code for rotary embeddings and without.
+What each predictor adds to recording are differences between medians of rounds. `program` is a whole layer of an
+answer's token in the fast arithmetic, tiny experts and recording included, where it knows the model. On a GPU these are
+times of the host, which launches a layer's kernels.
 """
 
 import time
@@ -15,7 +14,6 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace as replaced
 from statistics import median
-from types import MethodType
 from typing import Any, cast
 
 import torch
@@ -27,8 +25,6 @@ from bench.models.generate import checkpoint
 from bench.models.sizes import Sizes
 from core.engine import Engine
 from core.engine.wiring import Wiring
-from core.hf.fast_rmsnorm import restore
-from core.hf.rotary import OWN, replace
 from core.runtime.batch import Batch, Share
 from core.runtime.expert_math import ExpertMath
 from core.runtime.moe_step import MoEStep
@@ -43,7 +39,6 @@ SETTINGS = {**RESIDENT, "predictor": "none"}
 COLUMNS = {
     "model": "model",
     "router": "of it router",
-    "own_rotation": "own rotation",
     "step": "MoE step",
     "recording": "recording",
     "reading": "reading",
@@ -61,14 +56,11 @@ def measure(run: Run, rounds: int = 15, tokens: int = 24) -> Result:
             found[str(experts)] = _measured(run, engine, rounds, tokens)
         with run.loaded(model, SETTINGS, arithmetic="fast", context=512) as engine:
             found[str(experts)]["program"] = _program(run, engine, rounds, tokens)
-    with run.loaded("demo", SETTINGS, arithmetic="reference", context=512) as engine:
-        demo = _demo(run, engine, rounds, tokens)
     steps = [one["step"] for one in found.values()]
     return {
         "layers": LAYERS,
         "top_k": TOP_K,
         "experts": found,
-        "demo": demo,
         "growth": steps[-1] / steps[0],
         "goals": GOALS,
         "growth_goal": GROWTH,
@@ -82,9 +74,6 @@ def _measured(run: Run, engine: Engine, rounds: int, tokens: int) -> dict[str, A
     with stubbed(wiring.math):
         for number in run.rounds(rounds):
             figures = dict[str, list[float]]()
-            (figures["alone"],) = passes(wiring, [without_step(wiring)], tokens)
-            with own_rotation(wiring.loaded.model):
-                (figures["own rotation"],) = passes(wiring, [without_step(wiring)], tokens)
             with _timed([site.router for site in wiring.loaded.sites]) as spans:
                 passes(wiring, [without_step(wiring)], tokens)
             figures["router"] = [sum(spans) / tokens]
@@ -101,7 +90,6 @@ def _measured(run: Run, engine: Engine, rounds: int, tokens: int) -> dict[str, A
     us = {name: 1e6 * median(seconds) / LAYERS for name, seconds in seen.items()}
     return {
         **{name: us[name] for name in COLUMNS if name in us},
-        "own_rotation": us["own rotation"] - us["alone"],
         "predictors": {name: us[name] - us["none"] for name in names},
     }
 
@@ -117,19 +105,6 @@ def _program(run: Run, engine: Engine, rounds: int, tokens: int) -> float | None
 def _use(engine: Engine, predictor: str) -> None:
     engine.change({"predictor": predictor})
     engine.wiring.controller.apply(engine.wiring.parts)
-
-
-def _demo(run: Run, engine: Engine, rounds: int, tokens: int) -> dict[str, float]:
-    """Microseconds a token of the bundled model with everything resident, medians over all rounds."""
-    ours, own, wiring = list[float](), list[float](), engine.wiring
-    for number in run.rounds(rounds):
-        (seconds,) = passes(wiring, [wiring.measuring], tokens)
-        with own_rotation(wiring.loaded.model):
-            (seconds_own,) = passes(wiring, [wiring.measuring], tokens)
-        if number:
-            ours += seconds
-            own += seconds_own
-    return {"token_us": 1e6 * median(ours), "own_rotation_us": 1e6 * median(own)}
 
 
 @torch.inference_mode()
@@ -185,16 +160,6 @@ def without_step(wiring: Wiring) -> Pipeline:
 
 
 @contextmanager
-def own_rotation(model: torch.nn.Module) -> Iterator[None]:
-    """Inside, the model's own code rotates queries and keys."""
-    restore([module for module in model.modules() if isinstance(vars(module).get(OWN), MethodType)])
-    try:
-        yield
-    finally:
-        replace(model)
-
-
-@contextmanager
 def stubbed(math: Sequence[ExpertMath]) -> Iterator[None]:
     """Inside, a token's experts are not computed."""
     own = [one.token for one in math]
@@ -235,12 +200,9 @@ def table(f: Result) -> list[str]:
         (experts, *cells(one, dict.fromkeys(COLUMNS, ".1f")), *(f"{one['predictors'][p]:.1f}" for p in predictors))
         for experts, one in f["experts"].items()
     ]
-    demo = f["demo"]
     return [
         f"microseconds a layer of {f['layers']}, top {f['top_k']}, experts not computed; {f['device']}",
         *grid(("experts", *COLUMNS.values(), *predictors), rows),
-        f"  the demo model: {demo['token_us']:.0f} a token, {demo['own_rotation_us']:.0f} with its own rotation "
-        f"({demo['token_us'] / demo['own_rotation_us']:.3f})",
         f"  goals: MoE step {f['goals']['step']:g}, recording {f['goals']['recording']:g}, program "
         f"{f['goals']['program']:g}; the step with most "
         f"experts over that with fewest: {f['growth']:.2f} (goal {f['growth_goal']:g})",

@@ -79,19 +79,12 @@ def measure(run: Run, model: str = "demo", budget: str = "20%", rounds: int = 5,
 def _engines(
     run: Run, models: Mapping[str, str], blocks: int, budget: str, host: str = "auto"
 ) -> Iterator[dict[str, Engine]]:
-    """One with whole experts and one with experts in blocks, in the one arithmetic that computes both."""
+    """One with whole experts and one with experts in blocks."""
     settings = {**BASE, "budget": budget, "link": "own"}
     with ExitStack() as stack:
         yield {
             name: stack.enter_context(
-                run.loaded(
-                    model,
-                    settings,
-                    arithmetic="reference",
-                    context=512,
-                    host=host,
-                    blocks=blocks if name == "split" else 1,
-                )
+                run.loaded(model, settings, context=512, host=host, blocks=blocks if name == "split" else 1)
             )
             for name, model in models.items()
         }

@@ -11,7 +11,7 @@ from functools import lru_cache
 import torch
 from torch import nn
 
-from core.hf.fast_rmsnorm import OWN
+from core.hf.own_forward import OWN
 from core.hf.quantized_linear import QuantizedLinear
 from core.memory.codec import Codec, PartSpec, SlotParts, make_codec
 from core.memory.codec.native.threads import WORTH_IT

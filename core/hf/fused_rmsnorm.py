@@ -13,9 +13,10 @@ import torch
 from torch import nn
 from torch.nn.functional import rms_norm
 
+from core.hf.own_forward import OWN
+
 Forward = Callable[[torch.Tensor], torch.Tensor]
 DEVICE = "cuda"  # the only one where launches take longer than what they compute
-OWN = "forward"  # attribute of a module that shadows its class's method
 ELEMENTS = 1 << 18  # numbers compared in the trial of a kind of norm
 
 

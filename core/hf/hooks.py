@@ -2,9 +2,9 @@
 
 Every experts module gets an instance `forward` that shadows its class's: the same call as transformers' experts
 interface would make, without its overhead. The name registered with that interface is used to load a model without
-experts. Norms get a `forward` too, where that is faster (core.hf.fast_rmsnorm, core.hf.fused_rmsnorm), and so do dense
-layers (core.hf.fast_linear) and attention, in which rotary embeddings are then computed at once (core.hf.rotary). State
-is kept on the modules and in `Installed`; this module has none.
+experts. Dense layers get a `forward` too, where that is faster (core.hf.fast_linear), and on a GPU so do norms
+(core.hf.fused_rmsnorm) and attention, in which rotary embeddings are then computed at once (core.hf.rotary). State is
+kept on the modules and in `Installed`; this module has none.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from core.errors import ModelError
 from core.hf.discover import ExpertsSite, RouterOutput, read_router
 from core.hf.expert_attributes import ASCENDING
 from core.hf.fast_linear import patch_linears
-from core.hf.fast_rmsnorm import patch_rmsnorms, restore
 from core.hf.fused_rmsnorm import fuse
+from core.hf.own_forward import restore
 from core.hf.rotary import replace
 
 NAME = "moestro"  # of our experts implementation in transformers' registry
@@ -66,7 +66,7 @@ class Installed:
             if router_observer is not None:
                 hook = _observe(site.index, router_observer)
                 self._handles.append(site.router.register_forward_hook(hook, with_kwargs=True))
-        self._quick = [*patch_rmsnorms(model), *fuse(model), *replace(model), *patch_linears(model)]
+        self._quick = [*fuse(model), *replace(model), *patch_linears(model)]
 
     def uninstall(self) -> None:
         """Remove the hooks and restore the model's former experts implementation."""

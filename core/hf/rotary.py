@@ -1,12 +1,13 @@
-"""Rotary embeddings of queries and keys in one call, bit-identical to the model's own code, which makes some twenty.
+"""Rotary embeddings of queries and keys on a GPU in one launch, bit-identical to the model's own code, which makes some
+ten.
 
 Attention modules call a function of their own file for it, with q, k, cos and sin. A module found to do so gets a
-`forward` with the same code, in which that function's name is ours, and on a GPU the registry of attention functions
-(core.hf.decode_attention); nothing of transformers changes. What is called
-with a few tokens is tried at the first call with states of these shapes, strides and number types: random ones, as many
-as needed, and compared with the model's own function. The form that it has (core.hf.rotary_form) is computed by native
-code on a CPU (core.hf.fast_rotary) or one kernel on a GPU (core.hf.fused_rotary) where every bit is the same, strides
-included. Everything else is left to the model's own function.
+`forward` with the same code, in which that function's name is ours, and the registry of attention functions
+(core.hf.decode_attention); nothing of transformers changes. What is called with a few tokens is tried at the first call
+with states of these shapes, strides and number types: random ones, as many
+as needed, and compared with the model's own function. The form that it has (core.hf.rotary_form) is computed by one
+kernel (core.hf.fused_rotary) where every bit is the same, strides included. Everything else is left to the model's own
+function.
 """
 
 import inspect
@@ -14,18 +15,18 @@ import itertools
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from types import CellType, FunctionType, MethodType
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import nn
 
-from core.hf import fast_rotary, fused_rotary
+from core.hf import fused_rotary
 from core.hf.decode_attention import ATTENTION, REGISTRY
+from core.hf.own_forward import OWN
 from core.hf.rotary_form import Form, Pair, Rotate, forms, rotated
 
 log = logging.getLogger("moestro.kernels")
 
-OWN = "forward"  # attribute of a module that shadows its class's method
 GIVEN = ["q", "k", "cos", "sin"]  # the first parameters of a function that rotates queries and keys
 FEW = 32  # tokens: more are not bound by calls
 ELEMENTS = 1 << 12  # numbers compared in a trial
@@ -35,19 +36,6 @@ BITS = {2: torch.int16, 4: torch.int32}  # by bytes of a number
 Own = Callable[..., Any]
 
 _tried: dict[Own, dict[object, Rotate | None]] = {}  # by function of a model's file, and what it was called with
-
-
-class Backend(Protocol):
-    """What computes rotations at once on one kind of device."""
-
-    def available(self, device: torch.device) -> bool: ...
-
-    def takes(self, q: torch.Tensor, k: torch.Tensor, cos: torch.Tensor) -> bool: ...
-
-    def made(self, form: Form, states: Pair, tables: Pair, results: Pair) -> Rotate: ...
-
-
-BACKENDS: dict[str, Backend] = {"cpu": fast_rotary, "cuda": fused_rotary}  # by type of device
 
 
 class Rotation:
@@ -90,7 +78,7 @@ class Rotation:
 
 def replace(model: nn.Module) -> list[nn.Module]:
     """Give every module that calls such a function a `forward` that calls a `Rotation`; returns those modules.
-    core.hf.fast_rmsnorm.restore undoes it."""
+    core.hf.own_forward.restore undoes it."""
     found: list[nn.Module] = []
     copies: dict[FunctionType, FunctionType] = {}
     for module in model.modules():
@@ -98,8 +86,7 @@ def replace(model: nn.Module) -> list[nn.Module]:
         ours: dict[str, Any] = {name: Rotation(function) for name, function in _rotating(forward)}
         asks = _asks(forward, REGISTRY)
         device = _device(module) if (ours or asks) and OWN not in vars(module) else None
-        backend = BACKENDS.get(device.type) if device is not None else None
-        if device is None or backend is None or not backend.available(device):
+        if device is None or not fused_rotary.available(device):
             continue
         if asks and device.type == "cuda":
             ours[REGISTRY] = ATTENTION
@@ -164,8 +151,7 @@ def _copy(forward: FunctionType, ours: dict[str, Any]) -> FunctionType:
 def tried(own: Own, states: Pair, tables: Pair) -> Rotate | None:
     """What gives the bits of a model's own function for arguments such as these; None where nothing does."""
     (q, k), (cos, sin) = states, tables
-    backend = BACKENDS.get(q.device.type)
-    if backend is None or not _usual(states, tables) or not backend.takes(q, k, cos):
+    if not _usual(states, tables) or not fused_rotary.takes(q, k, cos):
         return None
     draw = _drawing(q, k, cos, sin)
     try:
@@ -178,7 +164,7 @@ def tried(own: Own, states: Pair, tables: Pair) -> Rotate | None:
         form = next((form for form in fitting if all(_is(form, one, want) for one, want in calls)), None)
         if form is None:
             raise ArithmeticError("it has no known form")
-        rotate = backend.made(form, states, tables, wanted[0])
+        rotate = fused_rotary.made(form, states, tables, wanted[0])
         for one, want in calls:
             got = rotate(*one)
             if not _same_bits(got, want) or [part.stride() for part in got] != [part.stride() for part in want]:

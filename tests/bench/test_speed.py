@@ -13,16 +13,14 @@ from bench.papers import moepic
 from bench.papers.document import StoredResults
 from bench.papers.parts import HOLDS, NO, PART
 from bench.papers.verdicts import answer
-from bench.speed import busy, dispatch, prefill
+from bench.speed import busy, prefill
 from bench.speed.dispatch import stubbed
 from bench.speed.prefill import Seen
 from bench.speed.split import judged
 from bench.speed.tiers_result import Runs, goals
-from core.hf.rotary import OWN, replace
 from core.policy.allocation.cache_plan import CachePlan
 from core.runtime.product import Product, by_expert
 from core.system.native.contention import watch
-from tests.checkpoints import random_model
 
 
 def test_ratios_are_of_the_same_round() -> None:
@@ -52,15 +50,6 @@ def test_experts_are_constants_inside_and_what_they_were_afterwards() -> None:
         assert math.token.multiply([1, 2, 3], state) is state and math.combine(state, None, None) is state
         assert math.token.batches is by_expert
     assert math.token is own and "combine" not in vars(math), "the class's own is seen again"
-
-
-def test_a_model_rotates_by_its_own_code_inside() -> None:
-    model = random_model("qwen3_moe")
-    replaced = replace(model)
-    forwards = [vars(module).get(OWN) for module in model.modules()]
-    with dispatch.own_rotation(model):
-        assert replaced and not any(OWN in vars(module) for module in replaced)
-    assert [one is None for one in forwards] == [vars(module).get(OWN) is None for module in model.modules()]
 
 
 def rows(times: dict[str, float]) -> dict[str, dict[str, Any]]:

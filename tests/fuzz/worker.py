@@ -76,7 +76,6 @@ def hurry() -> None:
     import torch
     import transformers
 
-    from core.hf import fast_rmsnorm, rotary
     from core.runtime import warmup
     from core.system import process_memory
 
@@ -84,7 +83,6 @@ def hurry() -> None:
     transformers.logging.set_verbosity(transformers.logging.CRITICAL)
     transformers.logging.disable_progress_bar()
     process_memory.gc = SimpleNamespace(collect=lambda: 0, freeze=int, unfreeze=int)  # type: ignore[assignment,attr-defined]
-    fast_rmsnorm.ELEMENTS = rotary.ELEMENTS = 512
     warmup.PASSES = 1
 
 

@@ -15,8 +15,8 @@ from core.engine import Engine
 from core.errors import ModelError
 from core.hf.cached_pass import CACHE, ROWS, cached_pass, with_chosen_rows
 from core.hf.fast_linear import dense_codecs, patch_linears
-from core.hf.fast_rmsnorm import restore
 from core.hf.outline import outline
+from core.hf.own_forward import restore
 from core.hf.quantization import quantization_settings
 from core.hf.skeleton import load_skeleton, meta_skeleton
 from core.importing.job import open_job

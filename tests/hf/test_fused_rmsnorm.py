@@ -9,8 +9,8 @@ from transformers.models.gemma2.modeling_gemma2 import Gemma2RMSNorm
 from transformers.models.qwen3_moe.modeling_qwen3_moe import Qwen3MoeRMSNorm
 
 from core.hf import fused_rmsnorm
-from core.hf.fast_rmsnorm import restore
 from core.hf.fused_rmsnorm import fuse
+from core.hf.own_forward import restore
 from tests.fake_cuda import FakeCuda, installed
 
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)

@@ -14,25 +14,38 @@ from transformers import DynamicCache
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from transformers.models.qwen3_moe.modeling_qwen3_moe import apply_rotary_pos_emb
 
-from core.hf import fast_rotary, rotary
+from core.hf import fused_rotary, rotary
 from core.hf.cached_pass import cached_pass
-from core.hf.fast_rmsnorm import restore
+from core.hf.own_forward import OWN, restore
 from core.hf.packed import Packing
-from core.hf.rotary import FEW, OWN, Rotation, replace
-from core.hf.rotary_form import forms, rotated
+from core.hf.rotary import FEW, Rotation, replace
+from core.hf.rotary_form import Form, Pair, rotated
 from core.hf.text_to_text import empty_cache
-from core.system.native.compile import widths
 from tests.checkpoints import ARCHITECTURES, EXTRA, MORE, random_model
 from tests.hf.rotary_cases import DTYPES, FUNCTIONS, ON_GPU, Function, Sizes, bits, drawn, identical
 from tests.selection import examples, layered
 
-pytestmark = pytest.mark.skipif(not widths(), reason="this CPU has no AVX2")
 SIZES = Sizes(4, 2, 32, rest=16)
+
+
+class ByTorch:
+    """In the place of the GPU's kernel, which tests/memory/test_rotary_kernel.py and tests/gpu have."""
+
+    def __init__(self, form: Form, states: Pair, tables: Pair, results: Pair) -> None:
+        self.form, self._like = form, results
+
+    def __call__(self, q: torch.Tensor, k: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> Any:
+        return tuple(
+            torch.empty_strided(like.shape, like.stride(), dtype=like.dtype).copy_(rotated(self.form, x, cos, sin))
+            for like, x in zip(self._like, (q, k), strict=True)
+        )
 
 
 @pytest.fixture(autouse=True)
 def _nothing_was_tried(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(rotary, "_tried", {})
+    monkeypatch.setattr(fused_rotary, "available", lambda device: device.type == "cpu")
+    monkeypatch.setattr(fused_rotary, "made", ByTorch)
     with torch.inference_mode():
         yield
 
@@ -91,30 +104,6 @@ def test_any_sizes(function: Function, dtype: torch.dtype, sizes: Sizes) -> None
     assert identical(rotation(*states), own(*states))
 
 
-NATIVE = [
-    (width, form, (at + turn) % (2 * len(widths())) == 0)
-    for turn, width in enumerate(widths())
-    for at, form in enumerate(forms(16, 8, one_type=True))
-]
-
-
-@pytest.mark.parametrize(
-    ("width", "form"),
-    [pytest.param(width, form, marks=() if now else pytest.mark.long(0.1)) for width, form, now in NATIVE],
-    ids=str,
-)
-def test_native_code_of_every_form_is_its_reference(width: int, form: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """For each width of vectors that this CPU has, of which half the forms take turns unless long tests run."""
-    monkeypatch.setattr(fast_rotary, "widths", lambda: (width,))
-    monkeypatch.setattr(fast_rotary, "_function", fast_rotary._function.__wrapped__)
-    function = FUNCTIONS["glm4_moe"]
-    for dtype in DTYPES:
-        q, k, cos, sin = drawn(function, Sizes(3, 2, 8, rest=8, tokens=2), dtype)
-        wanted = rotated(form, q, cos, sin), rotated(form, k, cos, sin)
-        got = fast_rotary.made(form, (q, k), (cos, sin), wanted)(q, k, cos, sin)
-        assert identical(got, wanted)
-
-
 def test_other_calls_are_left_to_the_models_own_function() -> None:
     function, calls = FUNCTIONS["qwen3_moe"], list[Any]()
 
@@ -130,9 +119,7 @@ def test_other_calls_are_left_to_the_models_own_function() -> None:
     q, k, cos, sin = usual
     batch = [one.expand(2, *one.shape[1:]) for one in usual]
     apart = [one.repeat_interleave(2, -1)[..., ::2] for one in usual]
-    many = drawn(function, Sizes(64, 8, 128, tokens=15), torch.bfloat16)
-    assert many[0].numel() + many[1].numel() > fast_rotary.MOST
-    for states in (batch, apart, many, drawn(function, SIZES._replace(tokens=FEW + 1), torch.bfloat16)):
+    for states in (batch, apart, drawn(function, SIZES._replace(tokens=FEW + 1), torch.bfloat16)):
         assert identical(rotation(*states), apply_rotary_pos_emb(*states))
         assert calls.pop() is states[0]
     assert rotation(q=q, k=k, cos=cos, sin=sin)[0].shape == q.shape and calls.pop() is q
@@ -149,25 +136,23 @@ def test_other_calls_are_left_to_the_models_own_function() -> None:
 
 @pytest.mark.parametrize("number", [0, 17, 63, -1])
 def test_one_wrong_bit_in_the_trial_is_found(number: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    function, real = FUNCTIONS["qwen3_moe"], fast_rotary.NativeRotation.__call__
+    function, real = FUNCTIONS["qwen3_moe"], ByTorch.__call__
 
     def off(self: Any, *given: Any) -> Any:
         got = real(self, *given)
         bits(got[0].view(-1))[number] ^= 1
         return got
 
-    monkeypatch.setattr(fast_rotary.NativeRotation, "__call__", off)
+    monkeypatch.setattr(ByTorch, "__call__", off)
     rotation, states = Rotation(function.own), drawn(function, SIZES, torch.bfloat16)
     assert identical(rotation(*states), function.own(*states))
     assert chosen(rotation) == [None]
 
 
 def test_results_of_other_strides_are_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
-    function, real = FUNCTIONS["qwen3_moe"], fast_rotary.NativeRotation.__call__
+    function, real = FUNCTIONS["qwen3_moe"], ByTorch.__call__
     contiguous = functools.partial(map, torch.Tensor.contiguous)
-    monkeypatch.setattr(
-        fast_rotary.NativeRotation, "__call__", lambda self, *given: tuple(contiguous(real(self, *given)))
-    )
+    monkeypatch.setattr(ByTorch, "__call__", lambda self, *given: tuple(contiguous(real(self, *given))))
     rotation = Rotation(function.own)
     rotation(*drawn(function, SIZES._replace(tokens=2), torch.float32))
     assert chosen(rotation) == [None]
@@ -176,7 +161,7 @@ def test_results_of_other_strides_are_not_used(monkeypatch: pytest.MonkeyPatch) 
 def test_results_whose_numbers_are_not_adjacent_are_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     """As torch's have it where a couple is all that there is."""
     function, made = FUNCTIONS["deepseek_v3"], list[object]()
-    monkeypatch.setattr(fast_rotary, "made", lambda *given: made.append(given))
+    monkeypatch.setattr(fused_rotary, "made", lambda *given: made.append(given))
     rotation, states = Rotation(function.own), drawn(function, Sizes(5, 1, 2, tokens=2), torch.float32)
     assert rotation(*states)[0].stride(-1) != 1
     assert chosen(rotation) == [None] and not made
@@ -333,6 +318,6 @@ def test_forwards_are_copied_whole_and_what_does_not_fit_is_left_alone() -> None
     assert not any(OWN in vars(module) for module in model[:3])
 
 
-def test_without_native_code_nothing_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fast_rotary, "widths", tuple)
+def test_without_a_gpu_nothing_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.undo()
     assert replace(nn.ModuleList([Attention()])) == []

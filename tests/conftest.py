@@ -73,17 +73,14 @@ def _engines_collect_what_tests_made(request: pytest.FixtureRequest) -> Iterator
 
 @pytest.fixture(scope="session", autouse=True)
 def _loads_time_little() -> Iterator[None]:
-    """Two passes instead of nine, two calls of each way to multiply, and less text for a distance: what they take
-    matters to no test. Norms are tried on fewer numbers, as at every load: test_fused_rmsnorm.py tries them on
-    more."""
+    """Two passes instead of nine, and less text for a distance: what they take matters to no test. Norms are tried on
+    fewer numbers, as at every load: test_fused_rmsnorm.py tries them on more."""
     from core.engine import program_trial
     from core.hf import fused_rmsnorm
-    from core.runtime import product_trials, warmup
+    from core.runtime import warmup
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(warmup, "PASSES", 2)
-        patch.setattr(product_trials, "ROUNDS", 2)
-        patch.setattr(product_trials, "CALLS", 1)
         patch.setattr(program_trial, "PIECES", 4)
         patch.setattr(fused_rmsnorm, "ELEMENTS", 1 << 12)
         yield

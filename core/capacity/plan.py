@@ -38,8 +38,7 @@ TEXT_TO_TEXT = (
     "Text to text: it sees the last message alone. It cannot be calibrated, and Analysis has no recordings of it."
 )
 SPLIT_SUMS = 2e-5
-"""The same bound for experts in blocks, whose outputs the reference adds up in another order;
-tests/equality/test_split.py."""
+"""The same bound for experts in blocks on a GPU, whose outputs are added up in another order."""
 SPLIT = (
     "Exact weights, split sums: an expert's output is the sum of its {} blocks', so that logits may differ from "
     "transformers' own in the last bits, by no more than {:.0e} of the largest in fp32 (found with tiny random models)."
@@ -91,8 +90,7 @@ class Plan:
         verb = "are" if len(parts) > 1 else "is"
         text = f"Text only: {', '.join(parts)} of this model {verb} not loaded." if parts else ""
         close = CLOSE.format(self.outline.closeness) if self.outline.closeness else ""
-        own = self.spec.arithmetic == "reference" or self.device.type != "cpu"  # the fast one has the whole's bits
-        split = SPLIT.format(self.codec.blocks, SPLIT_SUMS) if own and self.codec.blocks > 1 else ""
+        split = SPLIT.format(self.codec.blocks, SPLIT_SUMS) if self._sums_blocks else ""
         device = remark(self.device, self.dtype) or (passed_over(self.spec.device) if self.device.type == "cpu" else "")
         turns = TEXT_TO_TEXT if self.outline.encoder_layers else ""
         fast = "" if self.spec.arithmetic != "fast" else FAST if self.device.type == "cpu" else FAST_ON_CPU
@@ -108,7 +106,12 @@ class Plan:
     def closeness(self) -> float:
         """Largest difference of the reference's logits from transformers' own with nothing lossy on, as a share of the
         largest logit; 0.0 = bit for bit the same."""
-        return max(self.outline.closeness, SPLIT_SUMS if self.codec.blocks > 1 else 0.0)
+        return max(self.outline.closeness, SPLIT_SUMS if self._sums_blocks else 0.0)
+
+    @property
+    def _sums_blocks(self) -> bool:
+        """Whether an expert's output may be the sum of its blocks': by a GPU's kernels."""
+        return self.codec.blocks > 1 and self.device.type == "cuda"
 
 
 def plan(spec: LoadSpec, instead_of: Memory | None = None) -> Plan:

@@ -36,7 +36,6 @@ from core.runtime.program.program import Program
 from core.runtime.step_sink import NullSink
 from core.runtime.warmup import Threads
 
-BLOCK_SUMS = "the outputs of its experts are then the sums of their blocks', which may differ in the last bits"
 REST = 20 << 20  # bytes: a segment of torch's allocator that is used in part
 
 
@@ -107,8 +106,6 @@ def _arithmetic(loaded: LoadedModel, modules: Sequence[Any]) -> tuple[Program | 
                 return Program(loaded.model, loaded.sites, kernels, plan.context), math, ""
             except ModelError as error:
                 return None, math, str(error)
-    if fallback and plan.codec.blocks > 1:
-        fallback += f"; {BLOCK_SUMS}"
     return None, make_math(modules, plan.codec), fallback
 
 

@@ -16,7 +16,7 @@ import torch
 from core.hf.expert_attributes import ASCENDING, IDLE
 from core.memory.arena import Slot
 from core.memory.codec import Codec, SlotParts
-from core.memory.codec.direct import FusedCodec, PlainBlocks, PlainRows, row_products
+from core.memory.codec.direct import FusedCodec, PlainRows, row_products
 from core.memory.codec.kernels import SlotKernels
 from core.memory.codec.plain import Plain
 from core.memory.codec.segments import Segments
@@ -36,7 +36,8 @@ class ExpertMath:
 
     Source: transformers.integrations.moe.grouped_mm_experts_forward, whose results it reproduces. Its products: `token`
     of one row; `prompt` of many; `decode` of the next tokens of several sequences, each row by itself (None on a GPU,
-    for blocks, and without kernels for this CPU); `blocks` of one row through parts of experts (None for whole ones).
+    for blocks, and without kernels for this CPU); `blocks` of one row through parts of experts (None for whole ones,
+    and without kernels for a GPU: there experts in blocks are joined first).
     """
 
     token: Product
@@ -71,22 +72,15 @@ class ExpertMath:
         """Width of what experts read: the model's, unless it narrows its states for them."""
         return self.codec.out_in(self.up_name)[1]
 
-    @property
-    def can_copy(self) -> bool:
-        """Whether weights can be copied together: stored plain (not quantised) and without biases."""
-        return isinstance(self.codec, Plain) and not self.has_bias
-
     def needs_places(self) -> bool:
-        """Whether the activation's bits depend on row positions while the products around it are exact, or are to be
-        the same whichever blocks are computed together. Found by trials."""
+        """Whether the activation's bits depend on row positions while the products around it are exact. Found by
+        trials."""
         width, inner = self.codec.out_in(self.up_name)[0], self.codec.out_in("down_proj")[1]
-        exact = (isinstance(self.codec, Plain) or self.codec.blocks > 1) and self.codec.device.type == "cpu"
+        exact = isinstance(self.codec, Plain) and self.codec.device.type == "cpu"
         return exact and inner % BLOCK > 0 and depends_on_position(self._gate, width, self.codec.dtype)
 
-    def choose(self, *, stack: bool = False, kernels: bool = True) -> None:
-        """Set the products. `stack`: a token's experts are computed in one product over copies of their weights, as
-        they are without copies where the codec multiplies out of slots. Without `kernels` those of a GPU are not used
-        any more."""
+    def choose(self, *, kernels: bool = True) -> None:
+        """Set the products. Without `kernels` those of a GPU are not used any more."""
         if not kernels:
             self.grouped = None
         codec, placed = self.codec, self._placed
@@ -95,15 +89,15 @@ class ExpertMath:
         if self._joined is not None:
             whole, scratch = self._joined
             self.token, self.prompt = scratch.join(whole.token), scratch.join(whole.prompt)
-            self.blocks = Product(self._block_parts, first, adds=True)
+            if self.grouped is not None:
+                self.blocks = Product(self._block_parts, first, adds=True)
         elif self.grouped is not None:
             self.token = Product(self.grouped.few, first)
             self.prompt = Product(self._by_kernels, partial(limited, few=FEW, room=ROOM, together=ROOM))
         else:
-            stacked = stack or isinstance(codec, FusedCodec)
             several = isinstance(codec, Plain) and not placed
             limits = partial(limited, most=ROWS, late=1) if several else partial(limited, together=1, late=1)
-            self.token = Product(self.stacked if stacked else self.one_by_one, first, placed)
+            self.token = Product(self.together if isinstance(codec, FusedCodec) else self.one_by_one, first, placed)
             self.prompt = Product(self.one_by_one, limits, placed)
             if (products := row_products(codec) if codec.blocks == 1 else None) is not None:
                 self.decode = Product(partial(self._row_by_row, products), first, rows_at_once=products.at_once)
@@ -140,14 +134,14 @@ class ExpertMath:
         acts = self.activate(torch.cat([self.up(*one) for one in zip(slots, rows, strict=True)]), places)
         return torch.cat([self.down(*one) for one in zip(slots, acts.split(counts or 1), strict=True)])
 
-    def stacked(
+    def together(
         self, slots: Sequence[Slot], x: torch.Tensor, counts: Sequence[int] | None = None, places: Places | None = None
     ) -> torch.Tensor:
-        """One row of each expert, or one for all, in one product. Only where `can_copy`, or with a FusedCodec, which
-        multiplies directly from slots."""
+        """One row of each expert, or one for all, in one product by a FusedCodec, which multiplies directly from
+        slots."""
         if len(slots) == 1:
             return self.one_by_one(slots, x, counts, places)
-        assert isinstance(self.codec, Plain | FusedCodec)
+        assert isinstance(self.codec, FusedCodec)
         parts = [slot.parts for slot in slots]
         acts = self.activate(self._biased(self.codec.stacked(parts, self.up_name, x), parts, self.up_name), places)
         return self._biased(self.codec.stacked(parts, "down_proj", acts), parts, "down_proj")
@@ -189,18 +183,8 @@ class ExpertMath:
         """One row [1, H] through blocks of experts -> [blocks, H] in fp32, to be added by expert, in order, and rounded
         once: a block's output does not depend on the others, so that no bit of the sum depends on how many of them were
         resident (MoEpic section 3.1)."""
-        if self.grouped is not None:
-            return self.grouped.few(slots, x).float()
-        codec, parts = self.codec, [slot.parts for slot in slots]
-        direct = codec if isinstance(codec, FusedCodec | PlainBlocks) else None
-        if direct is not None:
-            ups = self._biased(direct.stacked(parts, self.up_name, x), parts, self.up_name)
-        else:
-            ups = torch.cat([self.up(slot, x) for slot in slots])
-        acts = torch.cat([self.activate(y) for y in ups.split(1)]) if self._placed else self.activate(ups)
-        if direct is not None:
-            return self._biased(direct.stacked(parts, "down_proj", acts, rounded=False), parts, "down_proj")
-        return torch.cat([self.down(slot, a) for slot, a in zip(slots, acts.split(1), strict=True)]).float()
+        assert self.grouped is not None
+        return self.grouped.few(slots, x).float()
 
     # ------------------------------------------------------------------ the weighted sum
 

@@ -1,19 +1,11 @@
-"""Chooses a model's products by trials with filled slots, once per load.
+"""Makes what computes a model's experts, and tries once per load, with filled slots, whether a GPU's kernels compute
+what the portable products do.
 
-On a CPU: whether one product over copied weights is faster than one per expert, and exact. With small experts, calling
-a product costs more than computing it; with large ones, copying the weights together costs more than it saves. So both
-are timed with the loaded model. Which kernel a product uses depends on shapes, not on values: if results are
-bit-identical here, they are for every token. One input is not enough to tell: sums in another order nearly always round
-to the same 16 bits (to the same 32, one in a few).
-
-On a GPU: whether the grouped kernels compute what the portable products do. The check also compiles the kernels, so
-that no answer waits for compilation. The reference is computed on the CPU: it dequantises whole matrices, for which the
-device may have no room.
+The trial also compiles the kernels, so that no answer waits for compilation. The reference is computed on the CPU: it
+dequantises whole matrices, for which the device may have no room.
 """
 
-import statistics
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -24,10 +16,6 @@ from core.memory.codec.kernels import make_kernels, portable, say_unavailable
 from core.runtime.expert_math import ExpertMath, ExpertScratch
 from core.runtime.grouped import FEW
 
-ROUNDS, CALLS = 9, 8
-ELEMENTS = {2: 1 << 16, 4: 1 << 11}  # elements compared, by bytes per element
-WORTH_IT = 0.95
-LARGEST_BYTES = 16 << 20  # of copied weights per layer; far beyond where copying pays off
 CLOSE = 0.03  # relative error, of the result's norm: far above 16-bit rounding, far below any mistake
 
 
@@ -45,44 +33,12 @@ def make_math(experts: Sequence[Any], codec: Codec) -> list[ExpertMath]:
 
 
 def choose_products(math: Sequence[ExpertMath], slots: Sequence[Slot], dtype: torch.dtype) -> None:
-    """Try with filled `slots`, as many as a token uses, whether one stacked product per token pays off, or whether the
-    grouped kernels are correct here."""
+    """Try with filled `slots`, as many as a token uses, whether the grouped kernels of a GPU are correct here."""
     first = math[0]
-    if first.grouped is not None:
-        if slots and (reason := objection(first, slots, first.inputs, dtype)):
-            say_unavailable(reason)
-            for one in math:
-                one.choose(kernels=False)
-    elif first.codec.blocks == 1:
-        stack = worth_stacking(first, slots, first.inputs, dtype)
+    if first.grouped is not None and slots and (reason := objection(first, slots, first.inputs, dtype)):
+        say_unavailable(reason)
         for one in math:
-            one.choose(stack=stack)
-
-
-@torch.inference_mode()
-def worth_stacking(math: ExpertMath, slots: Sequence[Slot], hidden: int, dtype: torch.dtype) -> bool:
-    """Whether `math` should stack the experts of a token; `slots` = filled slots, as many as a token uses."""
-    size = sum(slot.raw.numel() for slot in slots)
-    if not math.can_copy or len(slots) < 2 or slots[0].raw.device.type != "cpu" or size > LARGEST_BYTES:
-        return False
-    generator = torch.Generator().manual_seed(0)
-    inputs = -(-ELEMENTS[dtype.itemsize] // (hidden * len(slots)))
-    for x in torch.randn(inputs, 1, hidden, generator=generator).to(dtype):
-        for n in range(2, len(slots) + 1):
-            if not torch.equal(math.one_by_one(slots[:n], x), math.stacked(slots[:n], x)):
-                return False
-    each, together = [], []
-    for _ in range(ROUNDS):
-        each.append(_seconds(lambda: math.one_by_one(slots, x)))
-        together.append(_seconds(lambda: math.stacked(slots, x)))
-    return statistics.median(together) < WORTH_IT * statistics.median(each)
-
-
-def _seconds(compute: Callable[[], torch.Tensor]) -> float:
-    began_s = time.perf_counter()
-    for _ in range(CALLS):
-        compute()
-    return time.perf_counter() - began_s
+            one.choose(kernels=False)
 
 
 @torch.inference_mode()

@@ -10,7 +10,6 @@ from transformers import DynamicCache
 
 from core.engine import Engine
 from core.hf.cached_pass import cached_pass
-from core.runtime.product_trials import choose_products
 from core.settings.config import Settings
 from core.settings.loading import LoadSpec
 from core.settings.sampling import Sampling
@@ -131,21 +130,6 @@ def test_bfloat16_is_identical_too(reference: Reference) -> None:
     with loaded(reference.path, {"budget": "50%"}, dtype="bfloat16") as engine:
         got, _ = run(engine.model, engine.fresh_cache(), lambda step: None)
         assert (got - want).abs().max().item() == 0.0
-
-
-def test_logits_are_identical_wherever_experts_are_computed_together(
-    engine: Engine, reference: Reference, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """However slow it is here: stacking is used if a trial finds it equal, and then whole answers are."""
-    engine.change(settings_of(engine, CASES["half"], "gate"))
-    filled = engine.expert_cache.sample(engine.shape.top_k)
-    with monkeypatch.context() as patched:
-        patched.setattr("core.runtime.product_trials.WORTH_IT", float("inf"))
-        choose_products(engine.wiring.math, filled, torch.float32)
-    logits, tokens = run(engine.model, engine.fresh_cache(), lambda step: None)
-    assert (logits - reference.logits).abs().max().item() == 0.0
-    assert tokens == reference.tokens
-    choose_products(engine.wiring.math, filled, torch.float32)
 
 
 TOKENS = 700

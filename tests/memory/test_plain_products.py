@@ -10,7 +10,6 @@ from core.memory.codec.native import plain
 from core.memory.codec.native.plain import PlainProducts
 from core.memory.codec.native.threads import share, shared_by
 from core.system.native.compile import widths
-from tests.memory.test_codec import relative
 from tests.memory.test_native import WIDTHS, needs_kernels
 from tests.selection import layered
 
@@ -44,11 +43,10 @@ def test_sums_are_exact_to_fp32_and_rounded_once(outputs: int, inputs: int, dtyp
     held = slots(3, outputs, inputs, dtype)
     products = PlainProducts(described(outputs, inputs, dtype), width)
     states = torch.randn(3, inputs, generator=torch.Generator().manual_seed(1)).to(dtype)
-    for x in (states, states[:1]):  # one each, and one for all
-        want = torch.stack([weights(one, inputs, dtype) @ x[i % len(x)].double() for i, one in enumerate(held)])
-        exact = products.few([one.data_ptr() for one in held], x, rounded=False)
-        assert exact.dtype == torch.float32 and relative(exact, want) < 2.0**-20
-        assert torch.equal(products.few([one.data_ptr() for one in held], x), exact.to(dtype)), "rounded once"
+    want = torch.stack([weights(one, inputs, dtype) @ x.double() for one, x in zip(held, states, strict=True)])
+    got = products.several([(1, [one.data_ptr() for one in held])], states)
+    half = torch.finfo(dtype).eps / 2
+    assert got.dtype == dtype and ((got.double() - want).abs() <= half * want.abs() + 2.0**-20 * want.norm()).all()
 
 
 @needs_kernels
@@ -60,10 +58,10 @@ def test_a_row_is_the_same_whatever_is_computed_beside_it(count: int, threads: i
     x = torch.randn(1, inputs, generator=torch.Generator().manual_seed(seed)).bfloat16()
     share(threads)
     try:
-        together = products.few([one.data_ptr() for one in held], x, rounded=False)
+        together = products.several([(1, [one.data_ptr() for one in held])], x.expand(count, -1))
     finally:
         share(before)
-    alone = [products.few([one.data_ptr()], x, rounded=False) for one in held]
+    alone = [products.several([(1, [one.data_ptr()])], x) for one in held]
     assert torch.equal(together, torch.cat(alone))
 
 
@@ -82,7 +80,7 @@ def test_several_rows_of_a_slot_are_each_the_one_alone(
     runs = [(n, [held[n % 3], held[(n + 1) % 3]]) for n in range(1, plain.STATES + 1)]
     own = [slot for count, some in runs for slot in some for _ in range(count)]
     x = torch.randn(len(own), inputs, generator=torch.Generator().manual_seed(2)).to(dtype)
-    assert torch.equal(products.several(runs, x), products.few(own, x))
+    assert torch.equal(products.several(runs, x), products.several([(1, own)], x))
 
 
 def test_other_matrices_are_left_to_torch() -> None:

@@ -4,6 +4,7 @@ order and batches."""
 import random
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack
+from copy import copy
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -19,7 +20,6 @@ from core.memory.arena import Arena, Slot
 from core.memory.codec import Codec, PartSpec, make_codec
 from core.runtime.expert_math import ExpertMath
 from core.runtime.product import Product
-from core.runtime.product_trials import worth_stacking
 from core.runtime.row_places import Places, depends_on_position, gated
 from core.runtime.rows import NOTHING, ExpertRows, Routed, compute_all_hits, distinct
 from core.settings.config import Settings
@@ -90,7 +90,14 @@ def leased(engine: Engine, routed: Routed, *, parts: int = 1) -> list[LeasedSegm
 
 
 def product_of(engine: Engine, name: str) -> tuple[ExpertMath, Product]:
-    math = engine.wiring.math[0]
+    math = copy(engine.wiring.math[0])
+    if name == "blocks":  # in the place of a GPU's kernels
+
+        def few(slots: Sequence[Slot], x: torch.Tensor) -> torch.Tensor:
+            return torch.cat([math.down(slot, math.activate(math.up(slot, x))) for slot in slots])
+
+        vars(math)["grouped"] = SimpleNamespace(few=few)
+        math.choose()
     product: Product | None = getattr(math, name)
     if product is None:
         pytest.skip("no kernels for this CPU")
@@ -196,33 +203,6 @@ def build(
         slots.append(slot)
     module = SimpleNamespace(has_gate=True, has_bias=bias, has_post_expert_norm=False, _apply_gate=gate)
     return ExpertMath(module, codec), slots
-
-
-@pytest.mark.parametrize("transposed", [False, True])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_together_is_one_by_one(dtype: torch.dtype, transposed: bool) -> None:
-    math, slots = build(dtype, transposed)
-    x = torch.randn(1, HIDDEN, generator=torch.Generator().manual_seed(9)).to(dtype)
-    each, together = math.one_by_one(slots, x), math.stacked(slots, x)
-    assert each.shape == together.shape == (4, HIDDEN)
-    assert (each - together).abs().max() <= 1e-2 * each.abs().max()
-
-
-def test_it_must_be_quicker_and_equal_to_the_last_bit(monkeypatch: pytest.MonkeyPatch) -> None:
-    math, slots = build(torch.float32, False)
-    monkeypatch.setattr(math, "stacked", math.one_by_one)
-    monkeypatch.setattr("core.runtime.product_trials.WORTH_IT", 0.0)
-    assert not worth_stacking(math, slots, HIDDEN, torch.float32)  # equal, but no quicker
-    monkeypatch.setattr("core.runtime.product_trials.WORTH_IT", float("inf"))
-    assert worth_stacking(math, slots, HIDDEN, torch.float32)  # equal, and counted as quicker
-    monkeypatch.setattr(math, "stacked", lambda s, x: math.one_by_one(s, x) * (1 + 1e-6))
-    assert not worth_stacking(math, slots, HIDDEN, torch.float32)  # quicker, but not equal
-
-
-@pytest.mark.parametrize("wrong", [{"format": "int8"}, {"bias": True}])
-def test_rounded_weights_and_biases_are_never_stacked(wrong: dict[str, object]) -> None:
-    math, slots = build(torch.float32, False, **wrong)  # type: ignore[arg-type]
-    assert not worth_stacking(math, slots, HIDDEN, torch.float32)
 
 
 # -- clamped gates of any width ----------------------------------------------------------------------------------------

@@ -6,7 +6,7 @@ import torch
 
 from core.memory.codec.base import ALIGN, Codec, Field, Layout, PartSpec, SlotParts
 from core.memory.codec.coded import QuantizedTensor
-from core.memory.codec.direct import FusedCodec, PlainBlocks, supported, supports_blocks
+from core.memory.codec.direct import FusedCodec, supported
 from core.memory.codec.formats import FORMATS, Format, Numbers, format_of, numbers_of
 from core.memory.codec.grouped import Grouped
 from core.memory.codec.plain import Plain
@@ -63,7 +63,7 @@ def in_blocks(
     if blocks == 1:
         return whole
     stops = stops_of(experts, chosen.group, blocks)
-    block = _made(chosen, specs_of(experts, stops[0]), dtype, device, experts.is_transposed, stored, PlainBlocks)
+    block = _made(chosen, specs_of(experts, stops[0]), dtype, device, experts.is_transposed, stored)
     block.be_block(whole, Segments(whole.blob_layout, experts, stops))
     return block
 
@@ -75,12 +75,9 @@ def _made(
     device: torch.device,
     is_transposed: bool,
     stored: Numbers | None,
-    direct: type[Plain] = Plain,
 ) -> Plain | Grouped:
-    """`direct`: for plain numbers, where this machine has kernels for them."""
     made = chosen, specs, dtype, device, is_transposed, numbers_of(chosen, dtype, stored)
     if chosen.is_plain:
-        simple = Plain(*made)
-        return direct(*made) if direct is not Plain and supports_blocks(simple) else simple
+        return Plain(*made)
     portable = Grouped(*made)
     return FusedCodec(*made) if supported(portable) else portable

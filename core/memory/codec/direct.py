@@ -43,10 +43,10 @@ class FusedCodec(Grouped):
     def ways(self, part: str) -> dict[str, LinearWay]:
         return {name: functools.partial(_by, way) for name, way in self._products[part].ways.items()}
 
-    def stacked(self, many: Sequence[SlotParts], part: str, x: torch.Tensor, *, rounded: bool = True) -> torch.Tensor:
+    def stacked(self, many: Sequence[SlotParts], part: str, x: torch.Tensor) -> torch.Tensor:
         """Multiply one state by the part's matrix of each expert in `many`: x [many, in], or [1, in] shared -> [many,
-        out], in fp32 where it is not to be rounded."""
-        return self._products[part].few([parts.at for parts in many], x, rounded=rounded)
+        out]."""
+        return self._products[part].few([parts.at for parts in many], x)
 
     def several(self, runs: Sequence[tuple[int, Sequence[SlotParts]]], part: str, x: torch.Tensor) -> torch.Tensor:
         """Multiply consecutive states by the part's matrix of each expert: of each run (states, experts) so many rows
@@ -64,7 +64,7 @@ def supported(codec: Grouped) -> bool:
 
 
 class PlainRows:
-    """Products of unquantised weights by own kernels: sums are fp32, and rounded once or not."""
+    """Products of unquantised weights by own kernels: sums are fp32, and rounded once."""
 
     at_once = plain.STATES
 
@@ -76,34 +76,15 @@ class PlainRows:
         """Compiled at the first product, because imports and estimates create codecs too."""
         return {part: PlainProducts(matrix(self._codec, part)) for part in self._codec.weights}
 
-    def stacked(self, many: Sequence[SlotParts], part: str, x: torch.Tensor, *, rounded: bool = True) -> torch.Tensor:
-        """As `FusedCodec.stacked`."""
-        return self._products[part].few([parts.at for parts in many], x, rounded=rounded)
-
     def several(self, runs: Sequence[tuple[int, Sequence[SlotParts]]], part: str, x: torch.Tensor) -> torch.Tensor:
         """As `FusedCodec.several`."""
         return self._products[part].several([(count, [one.at for one in many]) for count, many in runs], x)
-
-
-class PlainBlocks(Plain):
-    """Blocks of unquantised weights, whose products are not rounded before they are summed."""
-
-    @functools.cached_property
-    def _rows(self) -> PlainRows:
-        return PlainRows(self)
-
-    def stacked(self, many: Sequence[SlotParts], part: str, x: torch.Tensor, *, rounded: bool = True) -> torch.Tensor:
-        """As `FusedCodec.stacked`."""
-        return self._rows.stacked(many, part, x, rounded=rounded)
 
 
 def row_products(codec: Codec) -> FusedCodec | PlainRows | None:
     """What multiplies many states, each by the matrix of its own slot, in one call; None where no kernel does."""
     if isinstance(codec, FusedCodec):
         return codec
-    return PlainRows(codec) if isinstance(codec, Plain) and supports_blocks(codec) else None
-
-
-def supports_blocks(codec: Plain) -> bool:
-    """Whether this machine has kernels for all matrices of a block."""
-    return codec.device.type == "cpu" and all(plain.serves(matrix(codec, part)) for part in codec.weights)
+    if not isinstance(codec, Plain) or codec.device.type != "cpu":
+        return None
+    return PlainRows(codec) if all(plain.serves(matrix(codec, part)) for part in codec.weights) else None

@@ -1,7 +1,7 @@
 """Unquantised weights. Blobs keep their own number type; slots have the compute dtype."""
 
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 import torch
 
@@ -80,16 +80,6 @@ class Plain(Base):
         """Of the matrices that there are such kernels for."""
         found = {part: matrix(self, part) for part in self.weights} if self.device.type == "cpu" else {}
         return {part: ExactTiles(one) for part, one in found.items() if serves(one, self.dtype)}
-
-    def stacked(self, many: Sequence[SlotParts], part: str, x: torch.Tensor) -> torch.Tensor:
-        """Multiply one state by the part's matrix of each expert in `many`: x [many, in], or [1, in] shared -> [many,
-        out].
-
-        One batched product over copies of the matrices.
-        """
-        matrices = torch.stack([parts.weights[part][1] for parts in many])
-        x = x.expand(len(many), -1)
-        return torch.bmm(x.unsqueeze(1), matrices if self.is_transposed else matrices.transpose(1, 2)).squeeze(1)
 
     def dequantize(self, parts: SlotParts, part: str) -> torch.Tensor:
         weight = parts.weights[part][0]

@@ -170,14 +170,7 @@ class FastMath(ExpertMath):
         super().__init__(experts, codec)
         self.steps = kernels.steps
 
-    def choose(self, *, stack: bool = False, kernels: bool = True) -> None:
-        super().choose(stack=False, kernels=kernels)
-
     def needs_places(self) -> bool:
-        return False
-
-    @property
-    def can_copy(self) -> bool:
         return False
 
 

@@ -109,10 +109,10 @@ class CanonicalProducts:
 
     # ------------------------------------------------------------------ products of tensors
 
-    def few(self, slots: Sequence[int], x: torch.Tensor, *, rounded: bool = True) -> torch.Tensor:
+    def few(self, slots: Sequence[int], x: torch.Tensor) -> torch.Tensor:
         """One row of x by the matrix of each slot: x [slots, in], or [1, in] shared -> [slots, out]; in fp32 where it
         is not to be rounded. `slots` are addresses."""
-        return self.run(slots, x, [1] * len(slots), self._out if rounded else torch.float32)
+        return self.run(slots, x, [1] * len(slots), self._out)
 
     def several(self, runs: Runs, x: torch.Tensor) -> torch.Tensor:
         """Consecutive rows of x by the matrix of each slot: of each run (rows, slots) so many of x [all, in] for every

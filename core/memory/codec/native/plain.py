@@ -1,12 +1,12 @@
 """Rows of plain numbers times a state, in fp32: what torch has no product for, where sums of bf16 are not rounded."""
 
 import functools
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 import torch
 
 from core.memory.codec.matrix import Matrix
-from core.memory.codec.native.products import Runs, multiply, several
+from core.memory.codec.native.products import Runs, several
 from core.system.native import numbers
 from core.system.native.compile import address, compiled, widths
 from core.system.native.ir import Code
@@ -31,12 +31,6 @@ class PlainProducts:
         self._kernels = _kernels(matrix, width or widths()[0])
         self._row_bytes = matrix.inputs * matrix.codes.dtype.itemsize
 
-    def few(self, slots: Sequence[int], x: torch.Tensor, *, rounded: bool = True) -> torch.Tensor:
-        """Multiply one state by the matrix of each slot: x [slots, in], or [1, in] shared -> [slots, out], of x's
-        number type, or fp32 where it is not to be rounded. `slots` are addresses."""
-        assert x.dtype == self.matrix.codes.dtype and x.shape[-1] == self.matrix.inputs
-        return multiply(self._kernels, self.matrix.outputs, self._row_bytes, slots, x, rounded=rounded)
-
     def several(self, runs: Runs, x: torch.Tensor) -> torch.Tensor:
         """Multiply consecutive states by the matrix of one slot: see `products.several`."""
         return several(self._kernels, self.matrix.outputs, self._row_bytes, runs, x)
@@ -49,11 +43,10 @@ class PlainKernels:
         stored = matrix.codes.dtype
         made = compiled(
             _prepare(matrix.inputs, stored, width // 4),
-            _product("one", matrix, stored, width // 4),
-            _product("exact", matrix, torch.float32, width // 4),
+            _product("one", matrix, width // 4),
             width=width,
         )
-        self.prepare, self.one, self.exact = (address(made[name]) for name in ("prepare", "one", "exact"))
+        self.prepare, self.one = (address(made[name]) for name in ("prepare", "one"))
         self._matrix, self._width, self.state_bytes = matrix, width, _state_bytes(matrix)
         self.many = functools.lru_cache(maxsize=None)(self._many)
 
@@ -61,8 +54,8 @@ class PlainKernels:
         """The address of what multiplies so many states at once; compiled when first used."""
         if states == 1:
             return self.one
-        stored, width = self._matrix.codes.dtype, self._width
-        made = compiled(_product("many", self._matrix, stored, width // 4, states), width=width)
+        width = self._width
+        made = compiled(_product("many", self._matrix, width // 4, states), width=width)
         return address(made["many"])
 
 
@@ -94,7 +87,7 @@ def _prepare(inputs: int, stored: torch.dtype, lanes: int) -> Code:
     return code
 
 
-def _product(name: str, matrix: Matrix, out: torch.dtype, lanes: int, states: int = 1) -> Code:
+def _product(name: str, matrix: Matrix, lanes: int, states: int = 1) -> Code:
     """Generates the function name(states, slot, out, from, to): prepared states, consecutive in memory, times rows
     from..to - 1 of the matrix in a slot, into out [states, outputs], each rounded once. A sum does not depend on how
     many states there are."""
@@ -117,7 +110,7 @@ def _product(name: str, matrix: Matrix, out: torch.dtype, lanes: int, states: in
                 found.append(_sum(code, total, count))
         for t, found in enumerate(sums):
             y = functools.reduce(lambda one, other: code.let(f"fadd float {one}, {other}"), found)
-            numbers.store_one(code, y, "%out", code.add(each_row.index, t * matrix.outputs), out)
+            numbers.store_one(code, y, "%out", code.add(each_row.index, t * matrix.outputs), stored)
     return code
 
 

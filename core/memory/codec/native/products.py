@@ -39,8 +39,6 @@ class RowKernels(Protocol):
     def prepare(self) -> int: ...
     @property
     def one(self) -> int: ...
-    @property
-    def exact(self) -> int: ...
     def many(self, states: int, /) -> int: ...
 
 
@@ -48,20 +46,18 @@ Runs = Sequence[tuple[int, Sequence[int]]]
 """(states, addresses of slots): so many consecutive states go through each slot."""
 
 
-def multiply(
-    kernels: RowKernels, outputs: int, row_bytes: int, slots: Sequence[int], x: torch.Tensor, *, rounded: bool
-) -> torch.Tensor:
-    """One state times the matrix [outputs, in] of each slot: x [slots, in], or [1, in] shared -> [slots, outputs], in
-    fp32 where it is not to be rounded. `slots` are addresses; `row_bytes` = bytes of weights per output."""
+def multiply(kernels: RowKernels, outputs: int, row_bytes: int, slots: Sequence[int], x: torch.Tensor) -> torch.Tensor:
+    """One state times the matrix [outputs, in] of each slot: x [slots, in], or [1, in] shared -> [slots, outputs].
+    `slots` are addresses; `row_bytes` = bytes of weights per output."""
     given, state_bytes = x.shape[0], kernels.state_bytes
-    out = x.new_empty(len(slots), outputs, dtype=x.dtype if rounded else torch.float32)
+    out = x.new_empty(len(slots), outputs)
     x = x.contiguous()
     with acquire_team() as team:
         team.run(
             slots,
             outputs,
             row_bytes,
-            kernels.one if rounded else kernels.exact,
+            kernels.one,
             team.memory(kernels, state_bytes * given),
             state_bytes if given > 1 else 0,
             out.data_ptr(),
@@ -129,13 +125,11 @@ class Products:
         self._kernels = _kernels(matrix, dtype, width or widths()[0])
         self._row_bytes = matrix.inputs * matrix.bits // 8
 
-    def few(self, slots: Sequence[int], x: torch.Tensor, *, rounded: bool = True) -> torch.Tensor:
-        """Multiply one state by the matrix of each slot: x [slots, in], or [1, in] shared -> [slots, out].
-
-        `slots` are addresses. Sums are rounded once, to the output's number type, or not at all: then they are fp32.
-        """
+    def few(self, slots: Sequence[int], x: torch.Tensor) -> torch.Tensor:
+        """Multiply one state by the matrix of each slot: x [slots, in], or [1, in] shared -> [slots, out]. `slots` are
+        addresses. Sums are fp32, and rounded once."""
         assert x.dtype == self._dtype and x.shape[-1] == self.matrix.inputs
-        return multiply(self._kernels, self.matrix.outputs, self._row_bytes, slots, x, rounded=rounded)
+        return multiply(self._kernels, self.matrix.outputs, self._row_bytes, slots, x)
 
     def several(self, runs: Runs, x: torch.Tensor) -> torch.Tensor:
         """Multiply consecutive states by the matrix of one slot: see `several`."""
@@ -234,12 +228,6 @@ class Kernels:
         """What writes rows of the matrix in its number type; compiled when first used."""
         made = compiled(dequantize("dequantize", self._matrix, self._dtype, self._width), width=self._width)
         return address(made["dequantize"])
-
-    @functools.cached_property
-    def exact(self) -> int:
-        """As `one`, with sums that are not rounded; compiled when first used."""
-        made = compiled(Product("one", self._matrix, self.layout, torch.float32, ROWS, 1).code, width=self._width)
-        return address(made["one"])
 
 
 _kernels = functools.lru_cache(maxsize=None)(Kernels)

@@ -84,7 +84,7 @@ class LoadSpec:
         int,
         Param(
             "In how many equal parts experts are cached, so that the first of them can stay while others are fetched "
-            "(MoEpic). Their products are summed, so that answers equal those of whole experts only up to rounding. "
+            "(MoEpic). Answers have the bits of whole experts on a CPU; a GPU sums the parts, and rounds otherwise. "
             "A pack imported in as many blocks lets the disk read each alone. 1 = whole experts.",
             title="Blocks per expert",
             low=1,

@@ -110,13 +110,15 @@ def test_a_damaged_row_is_not_used(demo: Engine, kept: Path, damage: object) -> 
 
 
 def test_the_reference_computes_what_the_fast_arithmetic_does_not_know(tmp_path: Path) -> None:
-    with unloading(load(save_tokenizer(make_checkpoint("qwen3_moe", tmp_path)), blocks=2)) as engine:
+    """Here blocks of an expert whose second matrix has not whole blocks of a scale in each."""
+    path = save_tokenizer(make_checkpoint("qwen3_moe", tmp_path))
+    with unloading(load(path, format="int8", blocks=2)) as engine:
         assert engine.arithmetic == Arithmetic("reference", engine.arithmetic.fallback)
-        assert "whole experts" in engine.arithmetic.fallback
+        assert "experts of this form" in engine.arithmetic.fallback
         manifest = engine.manifest()
         assert (manifest["arithmetic"], manifest["fallback"]) == ("reference", engine.arithmetic.fallback)
-        assert manifest["exact"] is False and engine.closeness == engine.loaded.plan.closeness
-        with pytest.raises(SettingError, match="whole experts"):
+        assert manifest["exact"] is True and engine.closeness == engine.loaded.plan.closeness == 0.0
+        with pytest.raises(SettingError, match="experts of this form"):
             measure(engine, 8)
 
 

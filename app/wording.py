@@ -30,13 +30,18 @@ def describe_change(text: str) -> str:
     """The engine's text about a changed setting ("eviction lru → lfu") in the page's words: "Eviction policy: LRU →
     LFU", "Telemetry off". Any other text is returned unchanged."""
     name, _, rest = text.partition(" ")
-    param = params().get(name)
-    if param is None or not rest:
+    if name not in params() or not rest:
         return text
-    title = param.title or name
+    title = title_of(name)
     if rest in ("on", "off"):
         return f"{title} {rest}"
     return f"{title}: {' → '.join(value_of(name, value) for value in rest.split(' → '))}"
+
+
+def title_of(setting: str) -> str:
+    """A setting's name in the page's words."""
+    param = params().get(setting)
+    return (param.title if param is not None else "") or setting
 
 
 def value_of(setting: str, value: object) -> str:

@@ -11,6 +11,7 @@ from fastapi.responses import FileResponse, PlainTextResponse, Response, Streami
 from starlette.background import BackgroundTask
 
 from app.server.json_values import RowId
+from app.services import runs
 from app.services.analysis import lab, whatif_csv
 from app.services.exports import archive, timeline, traces, transcript
 from app.services.host import Host
@@ -31,6 +32,7 @@ def router(host: Host) -> APIRouter:
         "predictors.csv": exports.predictors,
         "quality.csv": exports.quality,
         "beside.csv": exports.beside,
+        "runs.csv": exports.runs,
         "limit.csv": exports.limit,
         "batch.jsonl": exports.batch,
         "{chat}.timeline.json": exports.timeline,
@@ -107,6 +109,13 @@ class Exports:
         """The time of every token of the last comparison of two settings."""
         answer = self._host.comparer.answer
         return _table("moestro-beside.csv", None if answer is None else answer.csv(), "compared")
+
+    def runs(self) -> Response:
+        """The latest answers with their figures and settings."""
+        found = runs.runs(self._store)
+        if not found:
+            return _refused("No answer has figures yet. Load a model and ask it something.")
+        return _table("moestro-runs.csv", runs.to_csv(found))
 
     def limit(self) -> Response:
         """Where the time of the last decoded tokens went, and the speed limit."""

@@ -18,6 +18,7 @@ import numpy as np
 from app.services.analysis.measured import measure
 from app.services.analysis.sources import as_pass
 from app.services.candidates import is_pack
+from app.services.runs import settings_in_force
 from app.store import Load, Store
 from core.errors import MoestroError
 from core.memory.link import Link
@@ -27,7 +28,6 @@ from core.settings.config import KINDS, Settings, general
 from core.settings.link import LinkSettings
 from core.settings.loading import LoadSpec
 from core.settings.lossy import LossySettings
-from core.settings.migration import migrated
 from core.settings.prefetch import PrefetchSettings
 from core.settings.registry import variant
 from core.simulate import Clock
@@ -179,7 +179,7 @@ class OwnAnswers:
         `routed`: only those whose routing was recorded, as that of text-to-text models is not."""
         found: list[Decoded] = []
         for load in loads:
-            steps, forces = self._in_force(load)
+            steps, forces = settings_in_force(self._store, load)
             fits = [wanted(force) for force in forces]
             if not any(fits):
                 continue
@@ -199,18 +199,6 @@ class OwnAnswers:
             if len(found) >= LAST:
                 break
         return found
-
-    def _in_force(self, load: Load) -> tuple[list[int], list[dict[str, str]]]:
-        """(the passes before which settings changed; the settings before the first change, and after each)."""
-        now = {name: str(value) for name, value in load.settings.items()}
-        changes: dict[int, dict[str, str]] = defaultdict(dict)
-        for row in self._store.db.rows("SELECT step, name, new FROM changes WHERE load = ? ORDER BY id", load.id):
-            changes[row["step"]][row["name"]] = row["new"]
-        forces = [now]
-        for step in sorted(changes):
-            now = {**now, **changes[step]}
-            forces.append(now)
-        return sorted(changes), [migrated(force) for force in forces]
 
 
 def _alike(load: Load, spec: LoadSpec) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from html import escape
 
 from app.services.planner import LeastMemory
@@ -36,6 +36,17 @@ def cell(key: str, value: float | str | None, text: str) -> str:
     """A cell, sorted by its value."""
     shown = value if isinstance(value, str) else "" if value is None else f"{value:.9g}"
     return f"<td class='{key}' data-v='{escape(shown)}'>{escape(text)}</td>"
+
+
+def columns(what: str, heads: Sequence[str], rows: Iterable[tuple[str, Sequence[str]]]) -> str:
+    """A table of what things beside each other are: `what` its rows say, and the texts of each."""
+    named = "".join(f"<th scope='col'>{escape(head)}</th>" for head in heads)
+    body = "".join(
+        f"<tr><td class='name'>{escape(name)}</td>{''.join(f'<td>{escape(text)}</td>' for text in texts)}</tr>"
+        for name, texts in rows
+    )
+    head = f"<thead><tr><th scope='col' class='name'>{what}</th>{named}</tr></thead>"
+    return f"<div class='rows-box'><table class='rows'>{head}<tbody>{body}</tbody></table></div>"
 
 
 def exactness() -> str:

@@ -224,12 +224,26 @@ class MoEStep:
         return requests
 
     def _compute(self, rows: Rows, batch: Sequence[LeasedSegment]) -> None:
-        """Compute segments as soon as their copies have landed."""
-        for leased in batch:
-            if leased.ticket is not None:
-                seconds = self.transfers.wait(leased.ticket)
-                self.sink.waited(seconds, late=leased.outcome == Outcome.PARTIAL_HIT)
-        rows.compute(batch)
+        """Compute segments as soon as their copies have landed; those of a few rows do not wait for each other."""
+        if not isinstance(rows, FewRows):
+            for leased in batch:
+                self._wait(leased)
+            rows.compute(batch)
+            return
+        while batch:
+            self._wait(batch[0])
+            there, late = [batch[0]], list[LeasedSegment]()
+            for leased in batch[1:]:
+                is_there = leased.ticket is None or self.transfers.landed(leased.ticket)
+                (there if is_there else late).append(leased)
+            rows.compute(there)
+            batch = late
+
+    def _wait(self, leased: LeasedSegment) -> None:
+        """Return when a segment is in its slots."""
+        if leased.ticket is not None:
+            seconds = self.transfers.wait(leased.ticket)
+            self.sink.waited(seconds, late=leased.outcome == Outcome.PARTIAL_HIT)
 
     def _prefetch(self, layer: int, routed: Routed) -> None:
         if self._prefetcher is not None:

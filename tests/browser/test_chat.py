@@ -88,6 +88,27 @@ def test_rename_open_and_delete(dashboard: Dashboard) -> None:
     dashboard.wait_text("#chat-alert", "no longer exists")
 
 
+@pytest.mark.long(0.2)  # tests/app/test_runs.py has the tables
+def test_answers_stand_side_by_side_with_what_differs(dashboard: Dashboard, tmp_path: Path) -> None:
+    page = dashboard.page
+    for policy in ("LFU", "LRU"):
+        dashboard.choose("set-eviction", policy)
+        _begin(dashboard, f"A run with {policy}")
+        page.click("#new-chat")
+        page.wait_for_function("!location.search && document.body.dataset.empty === '1'")
+    page.get_by_role("tab", name="Sessions").click()
+    page.get_by_role("button", name="Runs: every answer").click()
+    dashboard.wait_text("#runs-table", "A run with LFU")
+    for policy in ("LRU", "LFU"):
+        page.locator("#runs-chosen input").click()
+        page.get_by_role("option").filter(has_text=f"A run with {policy}").click()
+    dashboard.wait_text("#runs-sides", "Cache policy")
+    assert "LRU\tLFU" in dashboard.text("#runs-sides")
+    with page.expect_download() as download:
+        page.click("#runs-csv")
+    assert "setting.eviction" in Path(download.value.path()).read_text("utf-8").partition("\n")[0]
+
+
 @pytest.mark.long(0.1)  # test_chats.py searches in the list; tests/app/test_branches.py in the store
 def test_a_chat_is_found_by_what_was_said_in_it(dashboard: Dashboard) -> None:
     page = dashboard.page

@@ -8,10 +8,10 @@ from typing import Any
 
 from app.ui.tabs.analysis_views import card, head, rate, volume
 from app.ui.tabs.figures import PALETTE, figure, legend
-from app.wording import count, name_of, value_of
+from app.ui.text import columns
+from app.wording import count, name_of, title_of, value_of
 from core.engine.quality.interval import share_of
 from core.measure.evaluate.sides import Side, Sides
-from core.settings.config import params
 
 EMPTY = (
     "<div class='empty-note'><b>Nothing compared yet</b><span>One question is answered under two settings, and the "
@@ -91,24 +91,13 @@ def listing(found: Sides) -> str:
         ("Copied per token", lambda side: volume(side.link_bytes)),
         ("Changed assignments", lambda side: rate(side.changed)),
     )
-    titles = params()
-    measured = "".join(_line(name, of(found.a), of(found.b)) for name, of in figures)
-    settings = "".join(
-        _line(titles[name].title or name if name in titles else name, value_of(name, a), value_of(name, b))
-        for name, (a, b) in found.differing.items()
-    )
+    names = [f"{letter}: {name}" for letter, name, _ in _sides(found)]
+    measured = [(name, [of(found.a), of(found.b)]) for name, of in figures]
+    settings = [
+        (title_of(name), [value_of(name, value) for value in values]) for name, values in found.differing.items()
+    ]
     return (
-        f"{_table('Measured', found, measured)}{_table('Setting', found, settings) if settings else ''}"
+        f"{columns('Measured', names, measured)}{columns('Setting', names, settings) if settings else ''}"
         f"<details class='minor'><summary>The text</summary><p><b>{escape(found.question)}</b></p>"
         f"<p>{escape(found.text)}</p></details>"
     )
-
-
-def _table(what: str, found: Sides, lines: str) -> str:
-    heads = "".join(f"<th scope='col'>{letter}: {escape(name)}</th>" for letter, name, _ in _sides(found))
-    head = f"<thead><tr><th scope='col' class='name'>{what}</th>{heads}</tr></thead>"
-    return f"<div class='rows-box'><table class='rows'>{head}<tbody>{lines}</tbody></table></div>"
-
-
-def _line(name: str, a: str, b: str) -> str:
-    return f"<tr><td class='name'>{escape(name)}</td><td>{escape(a)}</td><td>{escape(b)}</td></tr>"

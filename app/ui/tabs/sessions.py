@@ -1,4 +1,4 @@
-"""Tab Sessions: past chats. Open, rename, delete, download their measurements and their routing."""
+"""Tab Sessions: past chats: open, rename, delete, download what was recorded of them; and all answers as runs."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from app.store import Chat, StoredTrace
 from app.ui.controls import LIVE, ONCE, button, html
 from app.ui.tabs.chat_live import ChatLive
 from app.ui.tabs.library_views import when
+from app.ui.tabs.runs import Runs
 from app.ui.text import notice
 from app.wording import name_of
 from core.errors import MoestroError
@@ -28,7 +29,7 @@ NO_TRACE = "<p class='minor'>No routing was recorded. It is recorded while Telem
 
 
 class Sessions:
-    """The list on the left, the actions for the chosen chat on the right."""
+    """The list on the left, the actions for the chosen chat on the right, the runs below."""
 
     def __init__(self, host: Host, chat: ChatLive, tabs: gr.Tabs) -> None:
         self.host = host
@@ -62,6 +63,7 @@ class Sessions:
                     self.strip_yes = button("Delete", "recording-yes", variant="stop")
                     self.strip_no = button("Keep", "recording-no")
                 self.alert = html(elem_id="sessions-alert")
+        self.runs = Runs(host)
         self.outputs = [
             self.search,
             self.none,

@@ -227,20 +227,24 @@ class FewRows:
                 self._pairs.setdefault(expert, []).append(pair)
         self._pairs.pop(NOTHING, None)
         self._places = array("q", [NOTHING]) * routed.weights.numel()  # of each pair's output
-        self._done, self._prepared = 0, False
+        self._done, self._prepared, self._summed = 0, False, False
         self._slots = SlotsOf(self._rows.blocks)
 
     def batches(self, segments: Sequence[LeasedSegment]) -> Iterable[Sequence[LeasedSegment]]:
-        """Resident experts, or what is resident of them, then each of the others."""
-        return resident_first(segments, {}, 1, late_together=False)
+        """Resident experts, or what is resident of them, then the others, to be computed as they land."""
+        return resident_first(segments, {}, 1, late_together=True)
 
     def compute(self, batch: Sequence[LeasedSegment]) -> None:
         """Compute experts that are in their slots. What is there of another is computed at once, of one row."""
         slots, counts, rows, done = list[int](), list[int](), list[int](), self._done
         parts = list[LeasedSegment]()
+        blocks = self._rows.blocks
+        if len(self._rows.x) == 1 and len(batch) == self._chosen and all(len(one.slots) == blocks for one in batch):
+            self._compute_whole(batch)
+            return
         for one in batch:
             pairs = self._pairs.get(one.expert)
-            if pairs and len(one.slots) < self._rows.blocks and len(self._rows.x) == 1:
+            if pairs and len(one.slots) < blocks and len(self._rows.x) == 1:
                 parts.append(one)
             elif pairs and (found := self._slots.all_of(one)):
                 slots += found
@@ -252,6 +256,12 @@ class FewRows:
             self._prepared = True
         for one in parts:
             self._compute_part(one)
+
+    def _compute_whole(self, batch: Sequence[LeasedSegment]) -> None:
+        """Compute the only row with all of its experts, and their sum."""
+        ordered = sorted(batch, key=lambda one: self._pairs[one.expert])
+        self._rows.whole.run([slot.parts.at for one in ordered for slot in one.slots])
+        self._places, self._summed = array("q", range(self._chosen)), True
 
     def _compute_part(self, one: LeasedSegment) -> None:
         (pair,), first = self._pairs[one.expert], one.segment.blocks.start
@@ -279,7 +289,8 @@ class FewRows:
         weights."""
         if tap is not None:
             tap(in_order(torch.tensor(self._places), self._rows.out))
-        self._rows.sum.run(self._places)
+        if not self._summed:
+            self._rows.sum.run(self._places)
         return self._rows.total.to(self._dtype)
 
 

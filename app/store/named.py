@@ -5,14 +5,14 @@ import zlib
 
 import numpy as np
 
-from core.metrics.record import Beside
+from core.metrics.record import ShadowPredictions
 from core.profile.trace.chunk import BESIDE, beside_map_type
 
 LEVEL = 1  # of zlib: a few thousand rows of small numbers, at every token
 MOST = 256 << 20  # unpacked bytes of a pass
 
 
-def packed(named: Beside | None) -> bytes:
+def packed(named: ShadowPredictions | None) -> bytes:
     """A line of JSON and the two arrays, compressed; b"" = nothing was recorded."""
     if named is None:
         return b""
@@ -20,7 +20,7 @@ def packed(named: Beside | None) -> bytes:
     return zlib.compress(json.dumps(head).encode() + b"\n" + named.ranked.tobytes() + named.maps.tobytes(), LEVEL)
 
 
-def unpacked(data: bytes, experts: int) -> Beside | None:
+def unpacked(data: bytes, experts: int) -> ShadowPredictions | None:
     """The reverse. Raises ValueError, TypeError or KeyError for anything else."""
     if not data:
         return None
@@ -34,7 +34,7 @@ def unpacked(data: bytes, experts: int) -> Beside | None:
     line, _, arrays = whole.partition(b"\n")
     head = json.loads(line)
     end = head["ranked"] * BESIDE.itemsize
-    return Beside(
+    return ShadowPredictions(
         tuple((str(name), dict(params)) for name, params in head["predictors"]),
         np.frombuffer(arrays[:end], BESIDE),
         np.frombuffer(arrays[end:], beside_map_type(experts)),

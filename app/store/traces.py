@@ -18,7 +18,7 @@ from app.store.database import Database
 from app.store.named import unpacked
 from app.store.schema import StoreError
 from app.store.steps import Load, damaged_pass
-from core.metrics.record import Beside
+from core.metrics.record import ShadowPredictions
 from core.profile.trace import Chunk
 from core.profile.trace.chunk import BESIDE, CHUNK, beside_map_type, id_type
 
@@ -73,7 +73,7 @@ class StoredTrace:
                 yield self._chunk(rows, answers)
 
     def _chunk(self, rows: list[sqlite3.Row], answers: dict[int | None, int]) -> Chunk:
-        ids, named = [], list[Beside | None]()
+        ids, named = [], list[ShadowPredictions | None]()
         for row in rows:
             try:
                 ids.append(np.frombuffer(row["ids"], "<i2").reshape(self.layers, row["tokens"], self.top_k))
@@ -90,7 +90,7 @@ class StoredTrace:
         )
 
     def _rows(
-        self, named: Sequence[Beside | None], field: Literal["ranked", "maps"], kind: np.dtype[Any]
+        self, named: Sequence[ShadowPredictions | None], field: Literal["ranked", "maps"], kind: np.dtype[Any]
     ) -> npt.NDArray[Any] | None:
         """The rows of each pass, by the places of `beside`; those of prefetchers with other parameters are left out."""
         if not self.beside:

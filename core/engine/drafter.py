@@ -5,8 +5,8 @@ from collections.abc import Callable
 from core.engine.draft_gate import DraftGate
 from core.engine.draft_lookup import Guess
 from core.engine.sequence import Sequence
-from core.runtime.program.few import ROWS
 from core.runtime.program.program import Program
+from core.runtime.program.row_steps import ROWS
 from core.settings.drafts import DraftSettings
 from core.types import StepRecord
 

@@ -31,7 +31,7 @@ class Transfer:
     origin: Origin = "host"
 
 
-class Beside(NamedTuple):
+class ShadowPredictions(NamedTuple):
     """What shadow predictors predicted in a pass: nothing of it was fetched."""
 
     predictors: tuple[tuple[str, Mapping[str, Any]], ...]  # name and parameters of each
@@ -242,7 +242,7 @@ class StepRecord:
     maps: Sequence[tuple[int, int, npt.NDArray[np.float32]]] | None = None  # the maps that the predictor found, if
     # captured and it finds any: the layer in which each was there, its layer, and its distribution [E]
     tok: npt.NDArray[np.int32] | None = None  # [tokens] their ids, if captured
-    beside: Beside | None = None  # of shadow predictors, if there were any
+    beside: ShadowPredictions | None = None  # of shadow predictors, if there were any
     lossy: Lossy | None = None  # what lossy options did; None while all are off
 
     def spent(self, total_s: float) -> None:

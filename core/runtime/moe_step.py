@@ -21,9 +21,10 @@ from core.runtime.miss import MissPolicy
 from core.runtime.prefetcher import Prefetcher
 from core.runtime.product import Product
 from core.runtime.program.experts import FastMath
-from core.runtime.program.few import ROWS, FewRows, fast_all_hits
+from core.runtime.program.few import FewRows, fast_all_hits
 from core.runtime.program.many import FastRows
 from core.runtime.program.routers import Answers
+from core.runtime.program.row_steps import ROWS
 from core.runtime.rows import ExpertRows, Routed, compute_all_hits, distinct
 from core.runtime.step_sink import StepSink
 from core.types import Outcome

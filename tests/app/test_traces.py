@@ -21,7 +21,7 @@ from app.services.progress import Answer
 from app.store import Store, StoreError
 from app.store.named import packed, unpacked
 from core.errors import BusyError, MoestroError
-from core.metrics.record import Beside
+from core.metrics.record import ShadowPredictions
 from core.profile.trace import FileTrace, TraceWriter
 from core.profile.trace.chunk import BESIDE, beside_map_type
 from core.simulate import Config, simulate
@@ -184,7 +184,7 @@ def knowing(index: int, predictors: tuple[tuple[str, dict[str, float]], ...]) ->
     step = records.a_step(index)
     step.ids = np.random.default_rng(index).permuted(np.tile(np.arange(8, dtype=np.int16), (2, 1)), axis=1)[:, None, :2]
     rows = [(by, 0, 0, 1, int(e), 0.9) for by in range(len(predictors)) for e in step.ids[1, 0]]
-    step.beside = Beside(predictors, np.array(rows, BESIDE), np.empty(0, beside_map_type(8)))
+    step.beside = ShadowPredictions(predictors, np.array(rows, BESIDE), np.empty(0, beside_map_type(8)))
     return step
 
 

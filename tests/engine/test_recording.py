@@ -9,7 +9,7 @@ import torch
 
 from core.engine import Engine
 from core.measure.calibrate.gather import calibrate
-from core.metrics.record import Beside
+from core.metrics.record import ShadowPredictions
 from core.runtime.prediction.shadows import recorded
 from core.settings.config import Settings
 from core.settings.sampling import Sampling
@@ -97,7 +97,7 @@ def test_the_net_figure_is_there_only_while_something_is_prefetched(engine: Engi
 ASKED = {"gate", "stride", "expert_map"}  # of those that routing alone does not tell, the ones that need no profile
 
 
-def named_by(beside: Beside | None, name: str) -> list[tuple[int, int, int, float]]:
+def named_by(beside: ShadowPredictions | None, name: str) -> list[tuple[int, int, int, float]]:
     """The predictions of one predictor in a pass: (at, layer, expert, score)."""
     by = [one for one, _ in beside.predictors].index(name)
     rows = beside.ranked[beside.ranked["by"] == by]

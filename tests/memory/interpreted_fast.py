@@ -16,9 +16,9 @@ from core.memory.codec.matrix import Matrix, Part, matrix
 from core.runtime.program.combine import FIELDS, Combine
 from core.runtime.program.combine import kernel as combine_kernel
 from core.runtime.program.experts import ExpertKernels
-from core.runtime.program.few import RowSteps
 from core.runtime.program.gate import Gate
 from core.runtime.program.gpu.experts import GpuExperts, Where
+from core.runtime.program.row_steps import RowSteps
 from core.system.native.compile import widths
 from tests.kernel_cases import CODED, gate, interleaved
 from tests.memory.fast.test_canonical import PLAIN, case, inputs_of, rows

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from core.errors import TraceError
-from core.metrics.record import Beside
+from core.metrics.record import ShadowPredictions
 from core.profile.trace import ArrayTrace, Chunk, FileTrace, TraceHead, TraceWriter
 from core.profile.trace import file as trace_file
 from core.profile.trace.chunk import BESIDE, beside_map_type, map_type
@@ -279,10 +279,12 @@ def written(path: Path, *, by: int = 0, expert: int = 4) -> FileTrace:
             one = step(ids[:, None])
             rows = [(by, 0, 0, 1, min(number, expert), 0.5), (1, 0, -1, 0, 8, 0.25)]
             found = [(1, 0, 1, 2, np.full(9, number / 9, np.float32))]
-            one.beside = Beside((GATE, MAPS), np.array(rows, BESIDE), np.array(found, beside_map_type(9)))
+            one.beside = ShadowPredictions((GATE, MAPS), np.array(rows, BESIDE), np.array(found, beside_map_type(9)))
             writer.add(one)
         strange = step(routed(1)[0][:, None])
-        strange.beside = Beside((GATE,), np.array([(0, 0, 0, 1, 5, 0.5)], BESIDE), np.empty(0, beside_map_type(9)))
+        strange.beside = ShadowPredictions(
+            (GATE,), np.array([(0, 0, 0, 1, 5, 0.5)], BESIDE), np.empty(0, beside_map_type(9))
+        )
         writer.add(strange)  # of other predictors than the file's
     return FileTrace(path)
 

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from core.hf.discover import ExpertsSite
-from core.metrics.record import Beside
+from core.metrics.record import ShadowPredictions
 from core.policy.predict.base import Prediction, Predictor, View, needs_recording
 from core.profile import Profile
 from core.profile.trace.chunk import BESIDE, beside_map_type
@@ -87,7 +87,7 @@ class Shadows:
         with self._timed():
             self._together.arrived(at)
 
-    def take(self) -> tuple[Beside, float]:
+    def take(self) -> tuple[ShadowPredictions, float]:
         """What each named in the pass that ends, and the seconds that asking them took."""
         seconds, self._seconds = self._seconds, 0.0
         return self._together.named(self._host.shape.experts), seconds
@@ -136,9 +136,11 @@ class Together(Predictor):
         self._ranked.clear()
         self._maps.clear()
 
-    def named(self, experts: int) -> Beside:
+    def named(self, experts: int) -> ShadowPredictions:
         """What they named since `clear`; `experts` = of one layer."""
-        return Beside(self._of, np.array(self._ranked, BESIDE), np.array(self._maps, beside_map_type(experts)))
+        return ShadowPredictions(
+            self._of, np.array(self._ranked, BESIDE), np.array(self._maps, beside_map_type(experts))
+        )
 
     def _ask(self, at: int, ask: Callable[[Predictor], Sequence[Prediction]]) -> Sequence[Prediction]:
         for by, predictor in enumerate(self.predictors):

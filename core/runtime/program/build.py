@@ -13,7 +13,7 @@ from core.memory.codec.fast import plain
 from core.memory.codec.fast.products import GIVEN, CanonicalProducts, numbered
 from core.memory.codec.fast.steps import Steps, Work, named, some
 from core.policy.predict.base import RouterPlan
-from core.runtime.program import bias, combine, few, gate, gather, routers
+from core.runtime.program import bias, combine, gate, gather, routers, row_steps
 from core.runtime.program.bind import Form, Layer
 from core.runtime.program.built import Built, Memory, Routing, Rows, hooks_around, placed
 from core.runtime.program.experts import ExpertKernels
@@ -44,7 +44,7 @@ class Builder:
         self.texts: Sequence[Text] = [placed(text, at) for at, text in enumerate(texts)]
         self._routings, self._rests = list[Routing](), [one.rest for one in form.layers if isinstance(one.rest, Routed)]
         self.count = sum([text.rows for text in texts])
-        self._few = self.count <= few.ROWS and kernels.blocks == 1  # their slots are looked up
+        self._few = self.count <= row_steps.ROWS and kernels.blocks == 1  # their slots are looked up
         rows = [text.rows for text in texts]
         mixing, layers = sum([layer.mixer.steps_of(rows) for layer in form.layers]), len(form.layers) + 1
         asking = 0 if plan is None else layers * ASKING * (1 + min(plan.distance, layers))
@@ -145,11 +145,13 @@ class Builder:
         answers = routers.ask(self, plan, rests, at, states) if plan is not None else None
         routed = looked = end = len(steps)
         if self._few:
-            memory = self._memory.at("experts", self._kernels.token_memory(few.ROWS * rule.chosen, few.ROWS))
+            memory = self._memory.at(
+                "experts", self._kernels.token_memory(row_steps.ROWS * rule.chosen, row_steps.ROWS)
+            )
             x, total = self._rows.normed, self._rows.delta
-            experts = rest.site.index * rule.experts, rule.experts
         if self._few and count > 1:
-            looked = few.add(steps, self._kernels, ids, experts, self._table, x, weights, total, memory)
+            given_rows = row_steps.LayerRows(x, ids, weights, total, rest.site.index * rule.experts, rule.experts)
+            looked = row_steps.add(steps, self._kernels, given_rows, self._table, memory)
             end = len(steps)
         elif self._few:
             slots = routers.find(steps, rest, ids, self._table)
@@ -236,6 +238,6 @@ class Builder:
             return x.data_ptr()
         name = f"prepared {one.bits} {min(one.group, 64)} {one.table} {one.inputs}"
         if name not in prepared:
-            prepared[name] = self._memory.at(name, max(rows, few.ROWS) * products.prepared_bytes)
+            prepared[name] = self._memory.at(name, max(rows, row_steps.ROWS) * products.prepared_bytes)
             self.steps.add(products.prepare(x.data_ptr(), x.stride(0) * 4, rows, prepared[name]))
         return prepared[name]

@@ -24,7 +24,7 @@ from core.runtime.expert_math import ExpertMath
 from core.runtime.program import bias, combine, gate
 
 if TYPE_CHECKING:
-    from core.runtime.program.few import RowSteps
+    from core.runtime.program.row_steps import RowSteps
 
 ARGUMENTS = 8192, 384  # bytes for those of a row's steps, and for each of its experts
 FP32 = torch.float32

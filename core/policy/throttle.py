@@ -5,20 +5,21 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from core.policy.comparison import Compared, Comparison
+from core.policy.comparison import Compared, Comparison, most
 from core.types import StepRecord
 
 REST = 256  # tokens until the next comparison; doubles each time that it says the same
 LONGEST = 4096
 LITTLE = 0.03  # of a token's time: where copies are waited for no longer, nothing can save more, and it is not tried
+FEW = 3  # tokens with it, each of which took longer to predict than copies are waited for: it cannot save as much
 
 
 class Throttle:
     """Of `what`: prefetching, or computing missing experts on the host. While `enabled`, that is paused from the first
     token on; then tokens with it and without it are compared (`core.policy.comparison`). It goes on where it is surely
-    faster, and pauses otherwise, also where the two cannot be told apart, and where there is next to nothing to save.
-    `say(text)` is called with every result; `last` is the last comparison, and `waits` why there was none: (ms waited
-    for copies, ms) of a token.
+    faster, and pauses otherwise: also where the two cannot be told apart, and where there is next to nothing to save,
+    or less than predicting takes. `say(text)` is called with every result; `last` is the last comparison, and `waits`
+    why there was none: (ms waited for copies, ms) of a token.
     """
 
     def __init__(self, what: str = "prefetching") -> None:
@@ -31,9 +32,13 @@ class Throttle:
         """Discard all measurements because what is done, or how, has changed."""
         self.last: Compared | None = None
         self.waits: tuple[float, float] | None = None
-        self._first = (0.0, 0.0, 0)  # ms waited, ms, and tokens before the first one with it
+        self._forget()
         self._comparison: Comparison | None = Comparison()
         self._pays, self._left, self._rest = False, 0, REST
+
+    def _forget(self) -> None:
+        self._waited, self._took = list[float](), list[float]()  # ms of the tokens before the first one with it
+        self._predicted = list[float]()  # ms of predicting, of those with it
 
     @property
     def seen(self) -> tuple[float, float, int, bool] | None:
@@ -61,26 +66,31 @@ class Throttle:
         if self._comparison is None:
             self._left -= 1
             if self._left <= 0:
-                self._comparison, self._first = Comparison(), (0.0, 0.0, 0)
+                self._comparison = Comparison()
+                self._forget()
             return
-        untried = not self._comparison.tried
+        untried, with_it = not self._comparison.tried, self._comparison.other
         self._comparison.note(step.total_ms / step.tokens)
         if self._comparison.result is not None:
             self._conclude(self._comparison.result)
         elif untried:
-            waited, took, tokens = self._first
-            self._first = waited + step.stall_ms, took + step.total_ms, tokens + step.tokens
-            if self._comparison.tried and self._first[0] < LITTLE * self._first[1]:
-                self._leave()
+            self._waited.append(step.stall_ms / step.tokens)
+            self._took.append(step.total_ms / step.tokens)
+            if self._comparison.tried and sum(self._waited) < LITTLE * sum(self._took):
+                self._leave("")
+        elif with_it:
+            self._predicted.append(step.predict_ms / step.tokens)
+            if len(self._predicted) == FEW and min(self._predicted) > most(self._waited):
+                self._leave(f", predicting takes {min(self._predicted):.3g}")
 
-    def _leave(self) -> None:
-        """There is next to nothing to save."""
-        waited, took, tokens = self._first
+    def _leave(self, why: str) -> None:
+        """There is too little to save."""
+        tokens = len(self._waited)
         self._rest = REST if self.waits is None else min(LONGEST, 2 * self._rest)
-        self.waits, self.last = (waited / tokens, took / tokens), None
+        self.waits, self.last = (sum(self._waited) / tokens, sum(self._took) / tokens), None
         self._comparison, self._pays, self._left = None, False, self._rest
         self.say(
-            f"{self._what} paused: copies are waited for {self.waits[0]:.3g} of a token's {self.waits[1]:.3g} ms; "
+            f"{self._what} paused: copies are waited for {self.waits[0]:.3g} of a token's {self.waits[1]:.3g} ms{why}; "
             f"looked at again in {self._rest} tokens"
         )
 

@@ -7,17 +7,21 @@ import pytest
 
 from core.policy.comparison import BLOCK, LEAD, LEARNING, MOST, Comparison
 from core.policy.comparison import FEWEST as FEW
+from core.policy.throttle import FEW as SHOWN
 from core.policy.throttle import LONGEST, REST, Throttle
 from core.types import StepRecord
 
 FEWEST = LEAD + BLOCK + LEAD + LEARNING + FEW  # tokens of a block of the usual way, and the fewest of the other
 
 
-def step(total_ms: float, phase: str = "decode", tokens: int = 1, waited: float = 0.5) -> StepRecord:
+def step(
+    total_ms: float, phase: str = "decode", tokens: int = 1, waited: float = 0.5, predict_ms: float = 0.0
+) -> StepRecord:
     """`waited`: the share of its time that it waited for copies."""
     none = np.zeros(0, np.int16)
     times = 0.0, total_ms, 1.0, waited * total_ms, 0.0, 0.0
-    return StepRecord(0, phase, tokens, *times, none, none, none, none.astype(np.uint8))  # type: ignore[arg-type]
+    arrays = none, none, none, none.astype(np.uint8)
+    return StepRecord(0, phase, tokens, *times, *arrays, predict_ms=predict_ms)  # type: ignore[arg-type]
 
 
 def compared(usual: float, other: float, noise: float, seed: int) -> tuple[Comparison, int]:
@@ -124,6 +128,23 @@ def test_what_waits_for_no_copies_is_not_tried_with_prefetching() -> None:
     assert len(said) == 2 and f"again in {2 * REST} tokens" in said[1]
     feed(one, FEWEST, 10, 8)  # half of whose time is waiting
     assert not one.paused and one.waits is None and "goes on" in said[2]
+
+
+@pytest.mark.parametrize(("predict_ms", "leaves"), [(1.0, False), (3.0, True)])
+def test_what_takes_longer_to_predict_than_copies_are_waited_for_is_left_after_three_tokens(
+    predict_ms: float, leaves: bool
+) -> None:
+    """Between 1 and 2 ms of a token's 10 are waited."""
+    one, said = throttle()
+    draw, with_it = random.Random(3), 0
+    while not said and with_it <= SHOWN:
+        with_it += not one.paused
+        one.note(step(10.0, waited=draw.uniform(0.1, 0.2), predict_ms=0.0 if one.paused else predict_ms))
+    assert bool(said) is leaves and (not leaves or with_it == SHOWN)
+    if leaves:
+        assert one.paused and one.last is None and f"ms, predicting takes {predict_ms:g}; looked at again" in said[0]
+        feed(one, REST + FEWEST, 10, 8)
+        assert not one.paused, "it is tried again"
 
 
 def test_another_setting_begins_anew() -> None:

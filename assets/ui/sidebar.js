@@ -1,4 +1,4 @@
-// What the sidebar's controls do beyond Gradio's: help that the keyboard reaches, and sliders over decades.
+// What the sidebar's controls do beyond Gradio's: help that the keyboard reaches, a search, and sliders over decades.
 
 const PLACES = 1000, LEAP = 20; // positions of a logarithmic slider; how many of them an arrow key moves
 
@@ -10,6 +10,7 @@ export function start(sidebar) {
   };
   new MutationObserver(look).observe(sidebar, { childList: true, subtree: true });
   look();
+  sidebar.addEventListener("input", ({ target }) => { if (target.id === "find-setting") find(sidebar, target.value); });
   sidebar.addEventListener("click", (event) => { // help stands inside a label, which would pass the click to its control
     const help = event.target.closest(".has-info + .info-text");
     if (!help) return;
@@ -17,6 +18,22 @@ export function start(sidebar) {
     help.focus();
   });
   sidebar.addEventListener("keydown", ({ key, target }) => { if (key === "Escape" && target.matches(".info-text")) target.blur(); });
+}
+
+/** Show the settings of Advanced whose names and help have all of the `words`, and the groups that they are in. */
+function find(sidebar, words) {
+  const wanted = words.toLowerCase().split(/\s+/).filter(Boolean);
+  const controls = [...sidebar.querySelectorAll("[id^=set-]")];
+  for (const control of controls) {
+    const text = control.textContent.toLowerCase();
+    control.toggleAttribute("data-not-found", !wanted.every((word) => text.includes(word)));
+  }
+  for (const group of sidebar.querySelectorAll(".group")) {
+    const has = group.querySelector("[id^=set-]:not([data-not-found])");
+    group.toggleAttribute("data-not-found", !has);
+    if (has && wanted.length) group.querySelector(".label-wrap:not(.open)")?.click();
+  }
+  sidebar.querySelector("#find-none").hidden = controls.some((control) => !control.hasAttribute("data-not-found"));
 }
 
 /** Put a logarithmic slider in front of Gradio's, which keeps the value and its events. */

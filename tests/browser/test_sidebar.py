@@ -313,3 +313,24 @@ def test_pins_show_in_the_residency_map_and_bad_ones_are_explained_and_put_back(
     dashboard.page.wait_for_function("document.querySelector('#set-pins textarea, #set-pins input').value === '0:1'")
     dashboard.type_in("set-pins", "")
     dashboard.page.wait_for_function("!document.querySelector('#cache-alert .notice')")
+
+
+def test_a_setting_is_found_by_its_words(dashboard: Dashboard) -> None:
+    """Of its name or its help; groups without one are hidden, and Simple shows the same whatever is searched."""
+    dashboard.advanced()
+    page = dashboard.page
+    search = page.locator("#find-setting")
+    search.fill("prefetcher")
+    page.wait_for_selector("#set-eviction", state="hidden")
+    page.wait_for_selector("#set-predictor", state="visible")
+    shown = page.locator("#sidebar .group:visible").count()
+    assert 0 < shown < page.locator("#sidebar .group").count()
+    search.fill("no such words")
+    page.wait_for_selector("#find-none", state="visible")
+    page.wait_for_selector("#set-predictor", state="hidden")
+    page.locator("#mode").get_by_text("Simple", exact=True).click()
+    page.wait_for_selector("#set-budget", state="visible")
+    dashboard.advanced()
+    search.fill("")
+    page.wait_for_selector("#set-eviction", state="visible")
+    assert page.is_hidden("#find-none")

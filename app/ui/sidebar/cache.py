@@ -20,6 +20,10 @@ from core.settings.lossy import LossySettings
 from core.settings.param import Param
 
 LOWEST, STEP = 5, 1  # of the budget slider, in percent
+FIND = (
+    "<label class='find'>Find a setting<input type='search' id='find-setting' placeholder='Words of its name or help' "
+    "autocomplete='off'></label><p class='minor' id='find-none' role='status' hidden>No setting has these words.</p>"
+)
 
 
 class CacheSection:
@@ -32,6 +36,7 @@ class CacheSection:
         with gr.Accordion("Cache and prefetch", open=True, elem_classes="section"):
             self.alert = html(elem_id="cache-alert")
             self.preset = PresetMenu(host)
+            html(FIND, advanced=True)  # /ui/sidebar.js hides what has not the words
             self._build_budget()
             self.setting_controls = SettingControls(host, sections())
         self.outputs: list[Component] = [

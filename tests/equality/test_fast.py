@@ -20,6 +20,7 @@ from core.memory.codec.native.threads import share
 from core.runtime.batch import Batch, Share
 from core.runtime.moe_step import MoEStep
 from core.runtime.pipeline import Pipeline, Stopped
+from core.runtime.program import row_steps
 from core.runtime.program.experts import FastMath
 from core.runtime.sequence_kv import SequenceKV
 from core.settings.config import Settings
@@ -224,8 +225,9 @@ def test_experts_in_blocks_have_the_bits_of_whole_ones(
 
 
 @pytest.mark.parametrize("arch", layered(WINDOWS, quick=lambda arch: arch == "exaone_moe"))
-def test_windows(arch: str, tmp_path: Path) -> None:
-    """Of a text that is longer than the memory of a window, and of a pass that breaks off."""
+def test_windows(arch: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a text that is longer than the memory of a window, and of a pass that breaks off between two layers."""
+    monkeypatch.setattr(row_steps, "MOST", 9)
     path = save_tokenizer(make_checkpoint(arch, tmp_path, sliding_window=12, **WINDOWS[arch]))
     ids = torch.randint(3, 250, (230,), generator=torch.Generator().manual_seed(1)).tolist()
     how = {"dtype": "float32", "context": 256, "sequences": 4}

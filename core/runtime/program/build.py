@@ -44,7 +44,7 @@ class Builder:
         self.texts: Sequence[Text] = [placed(text, at) for at, text in enumerate(texts)]
         self._routings, self._rests = list[Routing](), [one.rest for one in form.layers if isinstance(one.rest, Routed)]
         self.count = sum([text.rows for text in texts])
-        self._few = self.count <= row_steps.ROWS and kernels.blocks == 1  # their slots are looked up
+        self._few = self.count <= row_steps.MOST and kernels.blocks == 1  # their slots are looked up
         rows = [text.rows for text in texts]
         mixing, layers = sum([layer.mixer.steps_of(rows) for layer in form.layers]), len(form.layers) + 1
         asking = 0 if plan is None else layers * ASKING * (1 + min(plan.distance, layers))
@@ -146,7 +146,7 @@ class Builder:
         routed = looked = end = len(steps)
         if self._few:
             memory = self._memory.at(
-                "experts", self._kernels.token_memory(row_steps.ROWS * rule.chosen, row_steps.ROWS)
+                "experts", self._kernels.token_memory(row_steps.MOST * rule.chosen, row_steps.MOST)
             )
             x, total = self._rows.normed, self._rows.delta
         if self._few and count > 1:
@@ -238,6 +238,6 @@ class Builder:
             return x.data_ptr()
         name = f"prepared {one.bits} {min(one.group, 64)} {one.table} {one.inputs}"
         if name not in prepared:
-            prepared[name] = self._memory.at(name, max(rows, row_steps.ROWS) * products.prepared_bytes)
+            prepared[name] = self._memory.at(name, max(rows, row_steps.MOST) * products.prepared_bytes)
             self.steps.add(products.prepare(x.data_ptr(), x.stride(0) * 4, rows, prepared[name]))
         return prepared[name]

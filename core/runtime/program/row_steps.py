@@ -15,7 +15,8 @@ from core.memory.codec.native.threads import acquire_team
 from core.runtime.program import combine, group
 from core.runtime.program.experts import ExpertKernels, starts
 
-ROWS = 9  # at most: a token and as many guesses as a pass verifies
+ROWS = 9  # at most, of which experts are computed as they land: a token and as many guesses as a pass verifies
+MOST = 33  # rows of a pass that is one native call while all experts are in slots
 CALLS = 64  # of experts that are computed together, which are kept
 STEPS, ARGUMENTS = 8, 2048  # of such a call, and bytes of their arguments beside the numbers that change
 PARTS = 256  # calls of some blocks of an expert, which are kept

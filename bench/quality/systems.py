@@ -113,7 +113,8 @@ class Bench:
         small = "-small" if self.run.small else ""
         file = self.run.folder() / "systems" / f"{engine.model_hash[:16]}{small}.jsonl"
         sizes = {"budgets": list(self.budgets), "sizes": [tokens, questions]}
-        of = {"model": engine.model_hash, "profile": profile.created, **sizes, "versions": about["versions"]}
+        computed = {"arithmetic": engine.arithmetic.name, "versions": about["versions"]}
+        of = {"model": engine.model_hash, "profile": profile.created, **sizes, **computed}
         kept = KeptRows(file, of)
         self.run.say(f"{len(kept.rows)} measurements are there already")
         link = dict(kept.note("link", self.link, anew=not kept.rows))

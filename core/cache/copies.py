@@ -74,9 +74,12 @@ class Copies:
         self.tickets[segment.eid] = ticket = Ticket(segment, slots, size, demand, self.phase)
         return ticket
 
-    def demand(self, segment: Segment, slots: Sequence[Slot]) -> Ticket:
-        """Submit a copy that is needed at once."""
-        return self.link.submit(self.prepare(segment, slots, demand=True))
+    def demand(self, segment: Segment, slots: Sequence[Slot], *, waited: bool = False) -> Ticket:
+        """Submit a copy that is needed at once. `waited`: it comes from host memory, and the caller waits for it
+        next."""
+        ticket = self.prepare(segment, slots, demand=True)
+        ticket.waited = waited
+        return self.link.submit(ticket)
 
     def admit(self, segment: Segment, slots: Sequence[Slot]) -> None:
         """Submit a copy that nothing waits for: it begins when no demand is queued or in flight, and no prefetch is

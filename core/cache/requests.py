@@ -138,6 +138,7 @@ class Requests:
         """End all leases, after a pass that broke off."""
         self.core.end_leases()
         self._fetched.clear()
+        self.copies.link.wake()
 
     def _end_lease(self, eids: Sequence[int]) -> None:
         core = self.core
@@ -216,7 +217,7 @@ class Requests:
         """A request for an expert that lacks blocks: they are copied into slots, to be computed there."""
         core, copies = self.core, self.copies
         segment, outcome, slots = core.held.lacking(eid), copies.miss(eid), self._admit(eid)
-        ticket = copies.demand(segment, slots)
+        ticket = copies.demand(segment, slots, waited=outcome == Outcome.MISS)
         copies.counts.demand_bytes += ticket.bytes
         if eid in self.prefetches.lost:
             self.prefetches.blame(eid, ticket)

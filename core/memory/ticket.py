@@ -36,6 +36,7 @@ class Ticket:
         "started_s",
         "state",
         "submitted_s",
+        "waited",
     )
 
     def __init__(self, segment: Segment, slots: Sequence[Slot], size: int, demand: bool, phase: str) -> None:
@@ -49,6 +50,7 @@ class Ticket:
         self.error: BaseException | None = None  # why the copy failed
         self.submitted_s = self.started_s = self.landed_s = 0.0
         self.score = self.priority = 0.0  # of a prefetch: predicted probability of use, and queue priority
+        self.waited = False  # the thread that submits this copy out of host memory waits for it next
         self.behind = False  # neither demand nor prefetch: the host has computed the expert, which is cached for later
         self.displaced = -1  # eid evicted for this prefetch; -1 = none
         self.number = 0  # submission order
@@ -117,6 +119,9 @@ class Link(Protocol):
     def wait(self, ticket: Ticket) -> float: ...
     def settle(self, ticket: Ticket) -> None: ...
     def forget(self) -> None: ...
+
+    def wake(self) -> None:
+        """Copies that were to be `waited` for are not any more: others make them."""
 
     def now_s(self) -> float:
         """Current time on the link's clock, seconds."""

@@ -2,10 +2,11 @@
 
 One worker thread serves the queue when experts come from host memory, two when they are read from disk. No prefetch
 starts while a demand is queued or in flight. On a CPU, a thread that waits for a queued copy performs it itself instead
-of blocking. On CUDA copies are issued on a separate stream, and the compute stream (not the host) waits for their
-events: a demand for a row in pinned memory is issued by the thread that requests it, which takes some
-microseconds and waits for no other thread; all else is issued by the workers. A copy that fails raises in the thread
-that waits for it, and nowhere else; an error of the device ends the workers, and every copy that is not done fails.
+of blocking, and no worker is woken where that takes longer than the copy. On CUDA copies are issued on a separate
+stream, and the compute stream (not the host) waits for their events: a demand for a row in pinned memory is issued by
+the thread that requests it, which takes some microseconds and waits for no other thread; all else is issued by the
+workers. A copy that fails raises in the thread that waits for it, and nowhere else; an error of the device ends the
+workers, and every copy that is not done fails.
 """
 
 import threading
@@ -18,11 +19,13 @@ import torch
 
 from core.errors import DeviceError, MoestroError
 from core.memory.copy_records import CopyRecords
-from core.memory.link import Pace, sleep_until
+from core.memory.link import Pace, handover_s, sleep_until
 from core.memory.ticket import CANCELLED, LANDED, QUEUED, STARTED, Queue, Ticket
 from core.system.native import openmp
 
 __all__ = ["CANCELLED", "LANDED", "QUEUED", "STARTED", "Ticket", "TransferEngine"]
+
+GROWS = 1.01  # with each copy, what the fastest one lately took
 
 
 class TransferEngine(CopyRecords):
@@ -42,6 +45,8 @@ class TransferEngine(CopyRecords):
         self._stream = torch.cuda.Stream(device) if self._cuda else None
         self.pace = Pace(0.0, 0.0)
         self.hurried = False  # copies ignore the emulated pace, because they are not measured
+        self._handover_s = 0.0 if self._cuda else handover_s()
+        self._place_s = 0.0  # of a byte out of host memory into a slot on a CPU, undisturbed; 0 = not known
         self._queue = Queue()
         self._flying: list[Ticket] = []  # started and not finished by this process
         self._lock = threading.Condition()
@@ -54,7 +59,8 @@ class TransferEngine(CopyRecords):
             thread.start()
 
     def submit(self, ticket: Ticket) -> Ticket:
-        """Queue a copy; a demand precedes every queued prefetch. Where the device is lost, it has failed."""
+        """Queue a copy; a demand precedes every queued prefetch. Where the device is lost, it has failed. One that is
+        `waited` for is left to `wait` where waking a worker takes longer than the copy."""
         with self._lock:
             ticket.submitted_s = time.perf_counter()
             if self._lost is not None:
@@ -62,10 +68,17 @@ class TransferEngine(CopyRecords):
                 return ticket
             self._queue.push(ticket)
             if not (own := self._take_over(ticket)):
-                self._lock.notify()
+                if not (ticket.waited and 0 < ticket.bytes * self._place_s < self._handover_s):
+                    self._lock.notify()
         if own:
             self._copy(ticket)
         return ticket
+
+    def wake(self) -> None:
+        """The workers make the copies that were left to `wait`."""
+        with self._lock:
+            if self._queue.demand:
+                self._lock.notify_all()
 
     def promote(self, ticket: Ticket) -> bool:
         """Turn a prefetch into a demand. Returns False when it is no longer queued."""
@@ -213,7 +226,11 @@ class TransferEngine(CopyRecords):
             eid, blocks = ticket.segment
             raws = [slot.raw for slot in ticket.slots]
             if self._stream is None:
+                began_s = time.perf_counter()
                 ticket.disk_bytes = self._fetch(eid, raws, blocks.start)
+                if not ticket.disk_bytes:
+                    place_s = (time.perf_counter() - began_s) / ticket.bytes
+                    self._place_s = min(place_s, GROWS * self._place_s or place_s)
             else:
                 with self._issuing if self._is_pinned(eid) else nullcontext(), torch.cuda.stream(self._stream):
                     for slot in ticket.slots:

@@ -125,6 +125,9 @@ class VirtualLink:
     def settle(self, ticket: Ticket) -> None:
         """Does nothing: copies on this link follow one another, so the slot may be reused at once."""
 
+    def wake(self) -> None:
+        """Does nothing: a copy starts when the link is free, whoever waits for it."""
+
     def forget(self) -> None:
         """Forgets the finished copies."""
         self._finished.clear()

@@ -209,3 +209,29 @@ def test_a_paced_copy_is_not_ready_before_the_link_would_deliver_it(link: Transf
 
 def test_the_real_link_has_a_speed() -> None:
     assert measure_gbps(CPU, size_bytes=1 << 20, repeats=2) > 0
+
+
+@pytest.mark.parametrize("then", ["wait", "wake"])
+def test_what_is_waited_for_is_left_where_waking_a_worker_takes_longer_than_the_copy(then: str) -> None:
+    """Until it is waited for, or was to be."""
+    by = list[threading.Thread]()
+
+    def fetch(eid: int, raws: Sequence[torch.Tensor], first: int) -> int:
+        by.append(threading.current_thread())
+        return 0
+
+    link, me = TransferEngine(CPU, fetch), threading.current_thread()
+    try:
+        link.wait(link.submit(ticket(0, demand=True)))  # from then on what a copy takes is known
+        link._handover_s = 60.0
+        one = ticket(1, demand=True)
+        one.waited = True
+        assert link.submit(one).state == QUEUED and len(by) == 1
+        getattr(link, then)(*[one] if then == "wait" else [])
+        assert one.done.wait(60) and (by[1] is me) == (then == "wait")
+        link._handover_s = 0.0
+        other = ticket(2, demand=True)
+        other.waited = True
+        assert link.submit(other).done.wait(60) and by[2] is not me, "a worker makes what takes longer"
+    finally:
+        link.close()

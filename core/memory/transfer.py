@@ -67,9 +67,9 @@ class TransferEngine(CopyRecords):
                 _fail(ticket, self._lost)
                 return ticket
             self._queue.push(ticket)
-            if not (own := self._take_over(ticket)):
-                if not (ticket.waited and 0 < ticket.bytes * self._place_s < self._handover_s):
-                    self._lock.notify()
+            own = self._take_over(ticket)
+            if not own and not (ticket.waited and 0 < ticket.bytes * self._place_s < self._handover_s):
+                self._lock.notify()
         if own:
             self._copy(ticket)
         return ticket

@@ -77,8 +77,7 @@ class TransferEngine(CopyRecords):
     def wake(self) -> None:
         """The workers make the copies that were left to `wait`."""
         with self._lock:
-            if self._queue.demand:
-                self._lock.notify_all()
+            self._lock.notify_all()
 
     def promote(self, ticket: Ticket) -> bool:
         """Turn a prefetch into a demand. Returns False when it is no longer queued."""

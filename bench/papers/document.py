@@ -35,7 +35,8 @@ random, how many blocks, and copy over compute time of a layer beside the paper'
 what routers learn. Times contain the engine's own code, some .2 ms for a miss and .3 ms for a layer in which a
 prefetcher is asked: of the demo model's small experts that is more than copying and computing them, which no paper's
 machine has, so that a time that does not hold here says little of large experts. **Stale** marks an answer that is
-older than a repair of what it rests on, or timed with an earlier arithmetic of the engine: it is what was found then, until its command is run again."""
+older than a repair of what it rests on, or timed with an earlier arithmetic of the engine: it is what was found then,
+until its command is run again."""
 
 
 class StoredResults:

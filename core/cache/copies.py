@@ -147,8 +147,12 @@ class Copies:
         return [slot for ticket in self.tickets.values() if ticket.state != LANDED for slot in ticket.slots]
 
     def quiet(self) -> bool:
-        """Whether no copy is queued or in flight."""
-        return all(ticket.error is not None or self.link.landed(ticket) for ticket in self.tickets.values())
+        """Whether no copy is queued or in flight. Who asks may wait for all of them, so that none is left to who waits
+        for one."""
+        found = all(ticket.error is not None or self.link.landed(ticket) for ticket in self.tickets.values())
+        if not found:
+            self.link.wake()
+        return found
 
     def take_counts(self) -> Counts:
         """Return the counts since the last call and reset them."""

@@ -138,7 +138,6 @@ class Requests:
         """End all leases, after a pass that broke off."""
         self.core.end_leases()
         self._fetched.clear()
-        self.copies.link.wake()
 
     def _end_lease(self, eids: Sequence[int]) -> None:
         core = self.core

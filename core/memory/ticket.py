@@ -121,7 +121,7 @@ class Link(Protocol):
     def forget(self) -> None: ...
 
     def wake(self) -> None:
-        """Copies that were to be `waited` for are not any more: others make them."""
+        """Copies that are left to who waits for them are made by others."""
 
     def now_s(self) -> float:
         """Current time on the link's clock, seconds."""

@@ -16,6 +16,7 @@ from transformers.models.qwen3_next import modeling_qwen3_next
 from core.engine import Engine
 from core.memory.codec.native.threads import TORCHS, share, shared_by
 from core.runtime.pipeline import Stopped
+from core.runtime.program import row_steps
 from core.settings.sampling import Sampling
 from core.types import Ids
 from tests.checkpoints import make_checkpoint, random_model
@@ -110,8 +111,10 @@ def test_states_in_16_bits(path: Path) -> None:
             assert torch.equal(logits(engine, TEXT, cuts), wanted), cuts
 
 
-def test_states_are_kept_and_put_back(engine: Engine) -> None:
-    """Of a pass that breaks off, of a text in host memory, and in memory that another text has used."""
+def test_states_are_kept_and_put_back(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a pass that breaks off between two layers, of a text in host memory, and in memory that another text has
+    used."""
+    monkeypatch.setattr(row_steps, "MOST", 9)
     pipeline, memory = engine.wiring.measuring, engine.wiring.pool.chat
     wanted = read(pipeline, memory.fresh(), TEXT)
     kv = memory.fresh()

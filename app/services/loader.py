@@ -52,8 +52,11 @@ class Loader:
         return self._jobs.last(Loading)
 
     def plan(self, model: str, **choices: object) -> LoadSpec:
-        """A LoadSpec from a form's values, with the current settings. Raises SettingError."""
-        return LoadSpec.checked(model, self._models.settings, **choices)
+        """A LoadSpec from a form's values; what is left out is as in the model's last load. Raises SettingError."""
+        LoadSpec.checked(model)
+        begun = self._models.start(model).spec
+        kept = {name: value for name, value in begun.describe().items() if name != "model"}
+        return LoadSpec.checked(model, begun.settings, **{**kept, **choices})
 
     def last_spec(self) -> LoadSpec | None:
         """The spec of the last load, in this process or an earlier one, with the current settings; offered again by the
@@ -96,6 +99,7 @@ class Loader:
         """
         with self._models.idle("load a model"):
             loading = Loading(spec.model)
+            self._remembered.loaded(spec.model)
             return self._jobs.start(loading, lambda: self._load(spec, loading))
 
     def cancel(self) -> None:
@@ -104,8 +108,9 @@ class Loader:
 
     def _fit(self, spec: LoadSpec) -> tuple[LoadSpec, Fit, bool]:
         """The spec with the budget that it will have, the estimate, and whether it fits next to the loaded model."""
-        as_set = spec.settings.cache.budget == self._models.settings.cache.budget
-        if as_set and "budget" in self._remembered.auto and (budget := self.safe_budget(spec)):
+        start = self._models.start(spec.model)
+        as_set = spec.settings.cache.budget == start.spec.settings.cache.budget
+        if as_set and "budget" in start.auto and (budget := self.safe_budget(spec)):
             spec = replace(spec, settings=spec.settings.with_({"budget": budget}))
         if self._estimate is not None:
             fit = self._own.measured(spec, self._estimate(spec))
@@ -137,6 +142,7 @@ class Loader:
             RENDERER.release(loading)
 
     def _swap(self, spec: LoadSpec, loading: Loading) -> None:
+        start = self._models.start(spec.model)
         spec, fit, both = self._fit(spec)
         if fit.problem:
             raise BudgetError(fit.problem)
@@ -153,9 +159,8 @@ class Loader:
         except BaseException:
             engine.unload()
             raise
-        self._models.install(Loaded(engine, spec, load, fit.format, dict(engine.settings)), loading.moved)
         self._remembered.put("spec", spec.describe())
-        self._remembered.put("settings", dict(self._models.settings))
+        self._models.install(Loaded(engine, spec, load, fit.format, dict(engine.settings)), loading.moved, start)
         self._begun()
 
     def _type(self) -> type[Engine]:

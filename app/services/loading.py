@@ -1,10 +1,10 @@
-"""A loaded model, and the job that loads one."""
+"""A loaded model, what is read of one, and the job that loads one."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from app.services.jobs import ModelJob
 from app.store.home import DISTANCES, KERNELS, PRODUCTS, data_dir
@@ -14,8 +14,10 @@ from core.settings.loading import LoadSpec
 from core.types import Chat, Fit
 
 if TYPE_CHECKING:
+    from app.services.model_manager import ModelManager
     from core.engine import Engine
 
+T = TypeVar("T")
 Estimate = Callable[[LoadSpec], Fit]
 AnyPrompt = Sequence[Mapping[str, Any]] | str | Chat  # a chat, a text to continue, or a chat with tools
 
@@ -29,6 +31,18 @@ class Loaded:
     load: int  # the store's id of this load
     format: str  # of its experts: a pack's own, or the chosen one
     effective: dict[str, Any]  # settings in force at the last recorded pass; the thread that writes answers updates it
+
+
+class OfLoaded(Generic[T]):
+    """What is read of the loaded model; `without` one a constant."""
+
+    def __init__(self, read: Callable[[Loaded], T], without: T) -> None:
+        self._read, self._without = read, without
+
+    def __get__(self, models: ModelManager | None, of: type[ModelManager]) -> T:
+        if models is None:  # of the class
+            return self._without
+        return self._read(loaded) if (loaded := models.loaded) is not None else self._without
 
 
 def engine_type() -> type[Engine]:

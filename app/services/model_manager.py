@@ -6,12 +6,13 @@ import logging
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from app.services.answer_queue import AnswerQueue
 from app.services.jobs import JobRunner
-from app.services.loading import AnyPrompt, Loaded, Loading
-from app.services.remembered import Remembered
+from app.services.loading import AnyPrompt, Loaded, Loading, OfLoaded
+from app.services.remembered import KNOBS, Remembered, Start
 from app.store import Store
 from app.wording import model_id
 from core.engine.arithmetic import REFERENCE
@@ -21,6 +22,7 @@ from core.metrics.limit import Fewest, SpeedLimit
 from core.profile import Profile
 from core.settings.config import Settings
 from core.settings.loading import LoadSpec
+from core.settings.presets import FIRST
 from core.system.process_memory import release_memory
 from core.types import Frame, Memory, ModelShape
 
@@ -32,18 +34,6 @@ log = logging.getLogger("moestro.app")
 UNCLEAN = """The model was not unloaded cleanly because of an error inside Moestro. Some of its memory may stay in use \
 until Moestro is started again."""
 NO_MODEL = "No model is loaded. Load one first, then ask again."
-
-
-class OfLoaded(Generic[T]):
-    """What is read of the loaded model; `without` one a constant."""
-
-    def __init__(self, read: Callable[[Loaded], T], without: T) -> None:
-        self._read, self._without = read, without
-
-    def __get__(self, models: ModelManager | None, of: type[ModelManager]) -> T:
-        if models is None:  # of the class
-            return self._without
-        return self._read(loaded) if (loaded := models.loaded) is not None else self._without
 
 
 class ModelManager:
@@ -120,10 +110,8 @@ class ModelManager:
     def version(self) -> str:
         """Changes whenever `frame` would: identifies the load and the engine's own version."""
         with self._view:
-            if self._loaded is None:
-                return "none"
-            engine = self._loaded.engine
-            return f"{self._loaded.load}.{engine.version}.{engine.moment}"
+            loaded = self._loaded
+            return f"{loaded.load}.{loaded.engine.version}.{loaded.engine.moment}" if loaded is not None else "none"
 
     @property
     def quality(self) -> Quality | None:
@@ -199,11 +187,14 @@ class ModelManager:
 
     # -- the one engine ----------------------------------------------------------------------------------------------
 
-    def install(self, loaded: Loaded, moved: Mapping[str, object]) -> None:
-        """Take a new engine in place of the old one; `moved` = settings changed while it was being loaded."""
+    def install(self, loaded: Loaded, moved: Mapping[str, object], start: Start) -> None:
+        """Take a new engine in place of the old one; `moved` = settings changed while it was being loaded, `start` =
+        what its load began with."""
         with self._lock, self._view:
             self.drop()
             self._loaded = loaded
+            self._remembered.take(start)
+            self._keep()
             if problem := self.change_many(moved):
                 log.warning("a setting moved during the load was not taken: %s", problem)
 
@@ -247,13 +238,42 @@ class ModelManager:
             return job.settings
         return loaded.engine.settings if loaded is not None else self._settings
 
+    def start(self, model: str) -> Start:
+        """What the load of a model begins with: in place of another one its own settings of the last time, if it had
+        any; else the current ones. Raises BusyError."""
+        if self._closed:
+            raise ClosingError
+        if (own := self._remembered.of(model)) is not None and self.model not in (None, model):
+            return own
+        spec = own.spec if own is not None else LoadSpec(model)
+        return Start(replace(spec, settings=self.settings), self._remembered.auto, self._remembered.preset)
+
+    def recall(self, model: str) -> None:
+        """Without a loaded model or a job, a model's settings of the last time, if any, become the current ones."""
+        with self._lock:
+            own = self._remembered.of(model)
+            if own is not None and self._loaded is None and self._jobs.exclusive is None:
+                self._settings = own.spec.settings
+                self._remembered.take(own)
+                self._keep()
+                self._changed(self._settings)
+
+    def _keep(self) -> None:
+        """The current settings are those of the next start, and of the loaded model's next load."""
+        settings = self.settings
+        self._remembered.put("settings", dict(settings))
+        if self._loaded is not None:
+            spec = replace(self._loaded.spec, settings=settings)
+            self._remembered.keep(Start(spec, self._remembered.auto, self._remembered.preset))
+
     def change(self, name: str, value: object) -> str:
         """Change one live setting; returns the problem, or ""."""
         return self.change_many({name: value})
 
-    def change_many(self, changes: Mapping[str, object], *, by_auto: bool = False) -> str:
+    def change_many(self, changes: Mapping[str, object], *, by_auto: bool = False, preset: str = "") -> str:
         """Change live settings, all or none, also while tokens stream, or without a model those of the next load;
-        returns the problem, or "". What was not changed `by_auto` is left to the user from now on."""
+        returns the problem, or "". What was not changed `by_auto` is left to the user from now on, until the first
+        `preset` is chosen, whose values the changes then are."""
         with self._lock:
             job = self._jobs.exclusive
             if job is not None and (problem := job.no_change()):
@@ -272,7 +292,8 @@ class ModelManager:
             if isinstance(job, Loading):
                 job.moved |= changes
         if not by_auto:
-            self._remembered.auto -= changes.keys()
-        self._remembered.put("settings", dict(new))
+            self._remembered.auto = frozenset(KNOBS) if preset == FIRST else self._remembered.auto - changes.keys()
+        self._remembered.preset = preset or self._remembered.preset
+        self._keep()
         self._changed(new)
         return ""

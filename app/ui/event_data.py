@@ -18,7 +18,7 @@ class Renewed(gr.EventData):
 
 
 class BudgetPicked(gr.EventData):
-    """The button of the verdict on a model (app/ui/sidebar/model.py)."""
+    """The buttons of the verdict on a model (app/ui/sidebar/model.py); "" = its own settings are no longer used."""
 
     budget: str
 

@@ -166,15 +166,17 @@ def _mount(app: FastAPI, host: Host) -> None:
 
 
 def _load_at_start(host: Host, requested: StartOptions) -> None:
-    """Begin loading: the last model with the last choices, except for what is `requested`."""
+    """Begin loading: the last model or the one `requested`, each as the last time, except for what is `requested`."""
+    last = host.loader.last_spec() or LoadSpec()
+    model = requested.model or last.model
+    if model != last.model:
+        host.models.recall(model)
     if problem := host.models.change_many(requested.settings):
         print(f"The settings were not changed: {problem}", flush=True)
-    last = host.loader.last_spec() or LoadSpec()
-    same = requested.model is None or requested.model == last.model
-    choices = {**(last.describe() if same else {}), **requested.loading}
+    choices = {**(last.describe() if model == last.model else {}), **requested.loading}
     choices.pop("model", None)
     try:
-        host.loader.load(host.loader.plan(requested.model or last.model, **choices))
+        host.loader.load(host.loader.plan(model, **choices))
     except MoestroError as error:
         print(f"The model was not loaded: {error}", flush=True)
 

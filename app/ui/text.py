@@ -54,11 +54,12 @@ def exactness() -> str:
     return '<em class="exactness" data-k="exact" data-exactness="short" tabindex="0"></em>'
 
 
-def fit_card(fit: Fit, budget: str = "", auto: bool = False, loaded: bool = False) -> str:
+def fit_card(fit: Fit, budget: str = "", auto: bool = False, loaded: bool = False, own: str = "") -> str:
     """The verdict before loading: whether it fits and how fast; in Advanced memory by part and device, too.
 
     `budget` is the current setting; a suggestion is made only where it differs, and where not `auto` chooses it.
-    `loaded`: the verdict is on the loaded model.
+    `loaded`: the verdict is on the loaded model. `own`: the preset of its last time, whose settings it would be loaded
+    with; "" = the current ones.
     """
     experts = fit.slots * fit.shape.expert_bytes
     share = fit.slots / fit.shape.total
@@ -81,6 +82,11 @@ def fit_card(fit: Fit, budget: str = "", auto: bool = False, loaded: bool = Fals
     message += f'<p class="minor">{escape(fit.note)}</p>' if fit.note else ""
     resident = "all experts" if fit.slots >= fit.shape.total else f"{100 * share:.0f}&nbsp;% of experts"
     chosen = ", chosen by Auto" if auto else ""
+    if own:
+        message += (
+            f'<p class="minor">Its settings of the last time are used: {escape(own)}, memory {escape(budget)}. '
+            '<button type="button" class="suggest" data-budget="">Use the current settings</button></p>'
+        )
     return (
         f'<div class="fit {kind}" role="status" data-loaded="{int(loaded)}"><p><b class="verdict">{verdict}</b> '
         f"<b>{format_bytes(fit.budget)}</b> of {format_bytes(fit.device_free)} free on {escape(fit.device)}: "

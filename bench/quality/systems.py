@@ -207,7 +207,7 @@ class Bench:
 
     def _ready(self, name: str, budget: str, link: Settings) -> Engine:
         """The engine that runs a system; that of split experts has its configurator's plan for the budget."""
-        if name != WHOLE_MOEPIC:
+        if not any(one.splits for one in self.presets if one.name == name):
             return self.engine
         engine, curves, times = self.split, self.profile.curves(), self.profile.times
         assert curves is not None and times is not None

@@ -29,6 +29,7 @@ def replace(file: Path | None, content: Mapping[str, object], log: logging.Logge
         return
     partial = file.with_name(f"{file.name}.{os.getpid()}.partial")
     try:
+        file.parent.mkdir(parents=True, exist_ok=True)
         partial.write_text(json.dumps(content, indent=1), encoding="utf-8")
         partial.replace(file)
     except OSError as error:

@@ -65,7 +65,7 @@ def test_one_sentence_says_what_was_chosen_and_a_table_what_else_would_cost(
     tmp_path: Path, says: Callable[..., None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with closing(open_host(tmp_path)) as host, page():
-        menu = CacheSection(host, [], gr.HTML(), lambda *form: "").preset
+        menu = CacheSection(host, [gr.Textbox()], gr.HTML(), lambda *form: "").preset
 
         def state() -> tuple[Any, str, bool]:
             chosen, _, note, back = menu.values()

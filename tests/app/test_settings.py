@@ -126,7 +126,7 @@ def test_forgotten_names_of_an_earlier_version_do_no_harm(tmp_path: Path, caplog
 def section(tmp_path: Path) -> Iterator[CacheSection]:
     host = open_host(tmp_path)
     with page():
-        section = CacheSection(host, [], gr.HTML(), lambda *form: "")
+        section = CacheSection(host, [gr.Textbox()], gr.HTML(), lambda *form: "")
     yield section
     host.close()
 
@@ -235,7 +235,7 @@ def test_auto_takes_what_is_safe_at_each_load_until_a_budget_is_chosen(tmp_path:
 def test_who_leads_decoding_is_shown_on_a_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with closing(open_host(tmp_path)) as host:
         with page():
-            controls = CacheSection(host, [], gr.HTML(), lambda *form: "").setting_controls
+            controls = CacheSection(host, [gr.Textbox()], gr.HTML(), lambda *form: "").setting_controls
         assert not controls.acts("gpu_decode") and not controls.controls["gpu_decode"].visible
         monkeypatch.setattr(FakeEngine, "on_gpu", True)
         assert controls.acts("gpu_decode") and controls.acts("link")

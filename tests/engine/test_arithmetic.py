@@ -54,8 +54,8 @@ def demo() -> Iterator[Engine]:
 
 @pytest.fixture
 def kept(tmp_path: Path) -> Iterator[Path]:
-    arithmetic.keep_in(tmp_path / "distances.json")
-    yield tmp_path / "distances.json"
+    arithmetic.keep_in(file := tmp_path / "not there yet" / "distances.json")
+    yield file
     arithmetic.keep_in(None)
 
 

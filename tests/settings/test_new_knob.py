@@ -89,7 +89,7 @@ def test_the_command_line_has_an_option() -> None:
 
 def test_the_page_has_a_control_while_it_has_an_effect(host: Host) -> None:
     with gr.Blocks():
-        controls = CacheSection(host, [], gr.HTML(), lambda *form: "").setting_controls
+        controls = CacheSection(host, [gr.Textbox()], gr.HTML(), lambda *form: "").setting_controls
     made = controls.controls[NAME]
     assert isinstance(made, gr.Slider)
     assert (made.label, made.minimum, made.maximum, made.step, made.value) == ("Jitter (us)", 0.0, 10.0, 0.5, 2.0)

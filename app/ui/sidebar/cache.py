@@ -14,6 +14,7 @@ from app.ui.event_data import BudgetPicked
 from app.ui.sidebar.model import Card
 from app.ui.sidebar.preset_menu import CUSTOM, PresetMenu
 from app.ui.sidebar.setting_controls import SettingControls
+from core.errors import SettingError
 from core.settings import config
 from core.settings.config import general
 from core.settings.lossy import LossySettings
@@ -85,7 +86,7 @@ class CacheSection:
         moved = [
             self.slider.input(self._slide, self.slider, budget, **LIVE),
             gr.on([self.exact_budget.submit, self.exact_budget.blur], self._type, self.exact_budget, budget, **LIVE),
-            self._fit.select(self._suggested, None, budget, **LIVE),
+            self._fit.select(self._suggested, self._form[0], budget, **LIVE),
         ]
         for event in moved:  # the setting takes effect at once; the slower fit estimate follows
             event.then(self._refit, self._form, self._fit, **LIVE)
@@ -112,8 +113,19 @@ class CacheSection:
     def _type(self, text: str) -> list[Any]:
         return [gr.skip()] * 3 if text == str(self.host.models.settings.cache.budget) else self._budget(text)
 
-    def _suggested(self, picked: BudgetPicked) -> list[Any]:
-        return self._budget(picked.budget)
+    def _suggested(self, model: str, picked: BudgetPicked) -> list[Any]:
+        start = self.host.models.start(model)
+        if not start.own:
+            return self._budget(picked.budget)
+        problem = ""
+        if not picked.budget:
+            self.host.remembered.forget(model)
+        else:
+            try:
+                self.host.remembered.keep(start.with_budget(picked.budget))
+            except SettingError as error:
+                problem = str(error)
+        return [gr.skip(), self.setting_controls.notice(problem), gr.skip()]
 
     def _budget(self, text: str) -> list[Any]:
         if problem := self.host.models.change("budget", text):

@@ -19,12 +19,12 @@ from app.wording import name_of
 from core.errors import MoestroError, NotImported
 from core.settings.loading import LoadSpec
 from core.settings.param import declared
+from core.settings.presets import preset
 from core.types import Fit
 
 ONLY_PACKS = {"host"}  # choices without effect for other models
 CHOICES = tuple(declared(LoadSpec).values())
 MOST_CONTEXT = 8192  # maximum of the slider until a model's own limit is known
-RECENT = 8
 FALLBACK = {
     "reference": "The reference arithmetic computes this model: {}.",
     "fast_experts": "Only the experts of this model are computed in the fast arithmetic: {}.",
@@ -126,8 +126,10 @@ class ModelSection:
             source = str(form[0]).strip() if isinstance(fit, NotImported) else ""
             return {"of": of, "html": fit_error(str(fit), source), "limits": {"format": "", "context": 0}}
         limits = {"format": fit.format if is_pack(fit.model) else "", "context": fit.context_limit}
-        budget, auto = str(self.host.models.settings.cache.budget), "budget" in self.host.remembered.auto
-        return {"of": of, "html": fit_card(fit, budget, auto, self._is_loaded(*form)), "limits": limits}
+        start = self.host.models.start(fit.model)
+        budget, auto = str(start.spec.settings.cache.budget), "budget" in start.auto
+        own = preset(start.preset).title if start.own else ""
+        return {"of": of, "html": fit_card(fit, budget, auto, self._is_loaded(*form), own), "limits": limits}
 
     def offer(self, model: str) -> Any:
         """The menu of models as they are now; a chosen `model` whose folder is gone is replaced by another."""
@@ -140,7 +142,6 @@ class ModelSection:
         """
         spec = self.host.loader.plan(path)
         self.host.loader.load(spec)
-        self._remember(path)
         return [known, self._status(), "", *self.form_values(spec)]
 
     @property
@@ -149,6 +150,7 @@ class ModelSection:
         return [*self.outputs, *self.form_outputs]
 
     def _wire(self) -> None:
+        self.model.input(self._recall, self.model, self.choices, **LIVE)
         gr.on([self.model.change, *(c.change for c in self.choices)], self.refit, self.form, self.fit, **LIVE)
         self.fit.change(self._settle, [self.fit, *self.form], [self.fit, self.limits], **LIVE)
         self.limits.change(self._restrict, [self.limits, *self.choices], self.choices, **LIVE)
@@ -157,6 +159,13 @@ class ModelSection:
         self.load.click(self._load, [self.known, *self.form], [*self.outputs, self.model], **ONCE)
         self.cancel.click(self._cancel, None, None, **ONCE)
         self.unload.click(self._unload, self.known, self.outputs, **ONCE)
+
+    def _recall(self, model: Any) -> list[Any]:
+        """A model was chosen: its loading choices and settings of the last time, if it had any."""
+        path = str(model or "").strip()
+        self.host.models.recall(path)
+        own = self.host.remembered.of(path)
+        return self._chosen(own.spec) if own is not None else [gr.skip()] * len(self.choices)
 
     def _settle(self, card: Card, *form: Any) -> list[Any]:
         """Another verdict is shown: its limits hold. One that is not of this form, from an answer that was overtaken,
@@ -191,7 +200,9 @@ class ModelSection:
     def _of(self, form: Sequence[Any]) -> str:
         """What a verdict on this form depends on, briefly."""
         models, auto = self.host.models, self.host.remembered.auto
-        return f"{hash((*form, *models.settings.items(), models.load_id, *sorted(auto))):x}"
+        own = self.host.remembered.of(str(form[0] or ""))
+        kept = (*own.spec.settings.items(), *sorted(own.auto)) if own is not None else ()
+        return f"{hash((*form, *models.settings.items(), models.load_id, *sorted(auto), *kept)):x}"
 
     def _is_loaded(self, *form: Any) -> bool:
         """Whether the form's choices are those of the loaded model."""
@@ -220,11 +231,9 @@ class ModelSection:
 
     def _load(self, known: Shown, *form: Any) -> list[Any]:
         try:
-            spec = self._spec(*form)
-            self.host.loader.load(spec)
+            self.host.loader.load(spec := self._spec(*form))
         except MoestroError as error:
             return [known, gr.skip(), notice(str(error)), gr.skip()]
-        self._remember(spec.model)
         return [known, self._status(), "", gr.update(choices=self._models(spec))]
 
     def _cancel(self) -> None:
@@ -272,14 +281,9 @@ class ModelSection:
     def _models(self, spec: LoadSpec) -> list[tuple[str, str]]:
         """The menu of models: the demo, recently loaded ones, and the packs in their default folder."""
         packs = sorted(str(found.parent) for found in self.host.library.packs.glob(f"*/{MANIFEST}"))
-        recent = [one for one in map(str, self.host.store.db.get("recent", list) or []) if not is_gone(one)]
+        recent = [one for one in self.host.remembered.recent if not is_gone(one)]
         known = dict.fromkeys(["demo", spec.model, *recent, *packs])
         return [(name_of(model), model) for model in known]
-
-    def _remember(self, model: str) -> None:
-        recent = [m for m in map(str, self.host.store.db.get("recent", list) or []) if m not in (model, "demo")]
-        if model != "demo":
-            self.host.remembered.put("recent", [model, *recent][:RECENT])
 
     def _context(self, value: int) -> gr.Slider:
         param = declared(LoadSpec)["context"]

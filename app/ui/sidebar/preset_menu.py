@@ -17,14 +17,12 @@ from app.services.host import Host
 from app.services.remembered import KNOBS
 from app.ui.controls import html
 from app.ui.sidebar.auto_note import account
-from core.errors import SettingError
 from core.settings.config import Settings, params
 from core.settings.param import Value
 from core.settings.preset import Preset
 from core.settings.presets import FIRST, PRESETS, matching, preset
 
 CUSTOM = "custom"  # the choice while the settings match no preset
-KEPT = "preset"  # store key of the preset chosen last
 NAMED = 2  # changed settings that are named; of more, their number is
 
 
@@ -72,20 +70,14 @@ class PresetMenu:
         loaded, values = self.host.models.spec, dict(preset(name).values)
         if name == FIRST and loaded is not None and (budget := self.host.loader.safe_budget(loaded)):
             values["budget"] = budget
-        problem = self.host.models.change_many(values)
-        if not problem:
-            self.host.remembered.put(KEPT, name)
-            if name == FIRST:
-                self.host.remembered.auto = KNOBS
-                self.host.auto.begun()
+        problem = self.host.models.change_many(values, preset=name)
+        if not problem and name == FIRST:
+            self.host.auto.begun()
         return problem
 
     def base(self) -> Preset:
         """The preset that was chosen last; the first one, before any."""
-        try:
-            return preset(str(self.host.store.db.get(KEPT, str) or FIRST))
-        except SettingError:  # of another version
-            return preset(FIRST)
+        return preset(self.host.remembered.preset)
 
     def _state(self) -> tuple[list[tuple[str, str]], str, str, str, bool]:
         """The menu's choices, the chosen one, the description, the words of the reset button, and whether it shows."""

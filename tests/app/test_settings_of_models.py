@@ -1,0 +1,107 @@
+"""Each model is loaded again as it was loaded and set the last time, until its user prefers the current settings."""
+
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import gradio as gr
+import pytest
+
+from app.services.host import Host
+from app.services.remembered import KNOBS
+from app.ui.event_data import BudgetPicked
+from app.ui.sidebar import CacheSection
+from app.ui.sidebar.model import CHOICES, ModelSection
+from core.settings.loading import LoadSpec
+from tests.app.conftest import WAIT_S, open_host, page
+
+
+def load(host: Host, model: str, **choices: object) -> None:
+    assert host.loader.load(host.loader.plan(model, **choices)).join(WAIT_S)
+    assert host.loader.loading is not None and host.loader.loading.error == ""
+
+
+def now(host: Host) -> tuple[object, ...]:
+    """The settings that tell the two models of these tests apart, and what Auto chooses."""
+    settings = host.models.settings
+    return str(settings["budget"]), settings["eviction"], sorted(host.remembered.auto), host.remembered.preset
+
+
+OF_A = ("40%", "lfu", [], "auto")
+OF_B = ("62%", "lcp", sorted(KNOBS), "auto")
+
+
+@pytest.fixture
+def two(tmp_path: Path) -> Host:
+    """Model "a" was set by hand, "b" is loaded and left to Auto."""
+    host = open_host(tmp_path, loaded=False)
+    load(host, "a", context=512)
+    assert host.models.change_many({"budget": "40%", "eviction": "lfu"}) == "" and now(host) == OF_A
+    load(host, "b")
+    assert now(host)[:2] == ("40%", "lfu"), "a new model begins with the current settings"
+    assert host.models.change_many({"budget": "62%", "eviction": "lcp"}, preset="auto") == "" and now(host) == OF_B
+    return host
+
+
+def test_each_model_has_its_own_settings_and_loading_choices(two: Host) -> None:
+    load(two, "a")
+    assert now(two) == OF_A and two.models.spec is not None and two.models.spec.context == 512
+    load(two, "b")
+    assert now(two) == OF_B and two.models.spec.context == LoadSpec().context
+
+
+def test_they_are_there_after_a_restart(tmp_path: Path, two: Host) -> None:
+    two.close()
+    with closing(open_host(tmp_path, loaded=False)) as host:
+        assert now(host) == OF_B
+        host.models.recall("never loaded")
+        assert now(host) == OF_B
+        host.models.recall("a")
+        assert now(host) == OF_A
+        assert host.models.change("eviction", "lru") == "", "without a model it is the next load's"
+        load(host, "a")
+        assert now(host) == ("40%", "lru", [], "auto")
+        host.models.recall("b")
+        assert now(host)[0] == "40%", "the loaded model keeps its own"
+        load(host, "b")
+        assert now(host) == OF_B
+
+
+def test_one_that_is_damaged_or_of_another_version_is_forgotten(two: Host) -> None:
+    for kept in ({"spec": {}}, {"settings": 5}, {"settings": {}, "auto": 1, "spec": {"model": "a"}}):
+        two.remembered.put("model a", kept)
+        assert two.remembered.of("a") is None
+    kept = {"settings": {"budget": "30%", "gone": 1}, "auto": ["other"], "spec": {"model": "a", "context": -1}}
+    two.remembered.put("model a", {**kept, "preset": "gone"})
+    assert two.loader.plan("a").context == LoadSpec().context
+    load(two, "a")
+    assert now(two) == ("30%", "lru", [], "auto")
+
+
+def test_the_page_says_so_and_takes_the_current_ones_on_a_click(two: Host) -> None:
+    with page():
+        section = ModelSection(two, gr.HTML({}))
+        cache = CacheSection(two, section.form, section.fit, section.refit)
+
+    choices = section._recall("a")
+
+    def verdict() -> dict[str, Any]:
+        return section.refit("a", *choices)
+
+    def picked(budget: str) -> BudgetPicked:
+        return BudgetPicked(None, {"budget": budget})
+
+    assert section._recall("never loaded") == [gr.skip()] * len(CHOICES)
+    assert dict(zip((param.name for param in CHOICES), choices, strict=True))["context"] == 512
+    first = verdict()
+    assert "settings of the last time are used: Auto, memory 40%" in first["html"]
+    assert now(two) == OF_B, "the loaded model's settings do not change"
+    cache._suggested("a", picked("50%"))
+    second = verdict()
+    assert "memory 50%" in second["html"] and second["of"] != first["of"] and now(two) == OF_B
+    problem = cache._suggested("a", picked("much"))[1]
+    assert "much" in problem and "memory 50%" in verdict()["html"]
+    cache._suggested("a", picked(""))
+    assert "last time" not in verdict()["html"]
+    load(two, "a")
+    assert now(two) == OF_B

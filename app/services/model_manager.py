@@ -240,9 +240,9 @@ class ModelManager:
 
     def start(self, model: str) -> Start:
         """What the load of a model begins with: in place of another one its own settings of the last time, if it had
-        any; else the current ones. Raises BusyError."""
-        if self._closed:
-            raise ClosingError
+        any; else the current ones."""
+        if self._closed:  # the store, too, perhaps
+            return Start(LoadSpec(model, settings=self.settings), frozenset(), FIRST)
         if (own := self._remembered.of(model)) is not None and self.model not in (None, model):
             return own
         spec = own.spec if own is not None else LoadSpec(model)

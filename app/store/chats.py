@@ -7,6 +7,7 @@ children.
 
 import json
 import logging
+import re
 import sqlite3
 import time
 from dataclasses import dataclass
@@ -19,6 +20,7 @@ from core.errors import MoestroError
 log = logging.getLogger("moestro.store")
 State = Literal["writing", "done", "stopped", "error", "interrupted"]
 TITLE_CHARS = 60
+ATTACHED = re.compile(r"(?:^|\n)File ([^\n]+):\n(`{3,})\n.*?\n\2(?=\n|$)", re.DOTALL)  # assets/ui/chat/attach.js
 PINNED = "pinned_chats"  # store key
 LINE = "c.id, c.title, c.model, c.created, CASE typeof(c.system) WHEN 'text' THEN c.system ELSE '' END AS system"
 UP = "UNION ALL SELECT m.id, m.parent FROM path JOIN messages m ON m.id = path.parent AND m.id < path.id"
@@ -141,9 +143,7 @@ class Chats:
         now = time.time()
         with self._db.tx() as db:
             if chat is None:
-                title = " ".join((text or "New chat").split())
-                title = title if len(title) <= TITLE_CHARS else title[: TITLE_CHARS - 1].rstrip() + "…"
-                values = (title, model, now, system)
+                values = (_title(text or ""), model, now, system)
                 made = db.execute("INSERT INTO chats (title, model, created, system) VALUES (?, ?, ?, ?)", values)
                 chat = int(made.lastrowid or 0)
             self.require(chat)
@@ -282,3 +282,9 @@ class Chats:
         return "".join(
             row["text"] for row in self._db.rows("SELECT text FROM pieces WHERE message = ? ORDER BY seq", answer)
         )
+
+
+def _title(text: str) -> str:
+    """Of a chat that begins with this text: attached files are named, behind what is asked."""
+    asked = " ".join([*ATTACHED.sub(" ", text).split(), *(name for name, _ in ATTACHED.findall(text))]) or "New chat"
+    return asked if len(asked) <= TITLE_CHARS else asked[: TITLE_CHARS - 1].rstrip() + "…"

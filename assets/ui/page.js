@@ -41,7 +41,7 @@
     field.blur(); // which asks for the forecast
     document.getElementById("import-start")?.focus();
   };
-  for (const part of ["api", "focus", "tour"]) import(`/ui/${part}.js`).then((m) => m.start());
+  for (const part of ["api", "focus", "tour", "chat/attach"]) import(`/ui/${part}.js`).then((m) => m.start());
   if (innerWidth < 900) document.querySelector(".sidebar .toggle-button")?.click();
   import("/ui/sidebar.js").then((m) => m.start(document.getElementById("sidebar")));
   const mode = localStorage.moestroMode === "Advanced" ? "Advanced" : "Simple";

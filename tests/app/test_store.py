@@ -89,6 +89,24 @@ def test_a_folder_that_cannot_be_made_is_told(tmp_path: Path) -> None:
         Store(tmp_path / "file")
 
 
+@pytest.mark.parametrize(
+    ("text", "title"),
+    [
+        (
+            "File a.py:\n```\nimport os\n```\n\nWhat is  this?\n\nFile b c.md:\n````\n```\n````",
+            "What is this? a.py b c.md",
+        ),
+        ("File a.py:\n```\nimport os\n```", "a.py"),
+        ("File a.py:\n```\nnever closed", "File a.py: ``` never closed"),
+        ("  ", "New chat"),
+    ],
+)
+def test_a_chat_is_titled_by_its_question_and_files(tmp_path: Path, text: str, title: str) -> None:
+    store = open_store(tmp_path)
+    store.chats.begin(None, text, "demo")
+    assert store.chats.all()[0].title == title
+
+
 def test_chats_are_listed_renamed_and_deleted_with_their_figures(tmp_path: Path) -> None:
     store = open_store(tmp_path)
     load = load_of(store)

@@ -193,3 +193,38 @@ def test_the_page_outlives_a_crash(open_page: Open, tmp_path: Path) -> None:
         server.end()
     finally:
         server.kill()
+
+
+def test_text_files_go_with_a_message_and_stand_folded_in_it(dashboard: Dashboard) -> None:
+    page, box = dashboard.page, "#message textarea"
+    page.fill(box, "What is this?")
+    files = (("notes.md", b"# Notes\r\n```\ncode\n```\n"), ("wide.txt", "gr\u00f6\u00dfer".encode("utf-16")))
+    others = (("photo.png", b"\x89PNG\r\n\x1a\n\0\0"), ("long.txt", b"x" * ((1 << 20) + 1)))
+    page.set_input_files(
+        "#attached", [{"name": name, "mimeType": "", "buffer": data} for name, data in (*files, *others)]
+    )
+    dashboard.wait_text("#attach-said", "long.txt is larger than 1 MB")
+    assert "photo.png is not a text file" in dashboard.text("#attach-said")
+    typed = str(page.input_value(box))
+    assert typed == (
+        "What is this?\n\nFile notes.md:\n````\n# Notes\n```\ncode\n```\n````\n\n"
+        "File wide.txt:\n```\ngr\u00f6\u00dfer\n```\n\n"
+    )
+    dashboard.ask(typed + "Tell me.").rest()
+    message = page.locator("#chat [data-testid=user]").last
+    assert message.locator("summary").all_inner_texts() == ["notes.md, 4 lines", "wide.txt, 1 line"]
+    assert not message.locator("pre").first.is_visible()
+    message.locator("summary").first.click()
+    assert message.locator("pre").first.inner_text() == "# Notes\n```\ncode\n```"
+    shown = str(message.inner_text())
+    assert shown.startswith("What is this?") and shown.endswith("Tell me.")
+    for event, where, carries in (("drop", "#talk", "dataTransfer"), ("paste", box, "clipboardData")):
+        page.evaluate(f"""() => {{
+            const files = new DataTransfer();
+            files.items.add(new File(["more"], "{event}.txt"));
+            const event = new Event("{event}", {{ bubbles: true, cancelable: true }});
+            event.{carries} = files;
+            document.querySelector("{where}").dispatchEvent(event); }}""")
+        page.wait_for_function(f"document.querySelector('{box}').value.includes('File {event}.txt')")
+    assert dashboard.text("#attach-said") == ""
+    page.fill(box, "")

@@ -19,6 +19,7 @@ from app.ui.controls import EACH, LIVE, ONCE, button, html
 from app.ui.deck import deck
 from app.ui.event_data import ChatAction, MessageAction, PolicyPicked
 from app.ui.tabs.chat_views import (
+    ATTACH,
     LIST,
     MORE,
     TOOLS,
@@ -39,7 +40,6 @@ TAIL = """<div class="tail" data-state="none" aria-live="off"><div data-t="text"
 MESSAGES = '<div class="messages" role="log" aria-live="off" aria-label="Messages"></div>'
 REMEMBERED = 32  # chats whose ended answer can still be queried by a page
 ENDING_S = 2.0  # an answer that left no trace reports its error within this time
-
 UNEXPECTED = "That did not work because of an error inside Moestro. Its details are in the log; you can try again."
 ALERT, TEXT, SYSTEM = 4, 5, 6  # places in `ChatLive.page`
 NO_CHAT = "There is no chat here yet. Write a message first."
@@ -121,6 +121,7 @@ class ChatLive:
                         placeholder=ask_for(host),
                         label="Message",
                     )
+                    html(ATTACH, elem_id="attach")
                     self.send = gr.Button("Send", variant="primary", elem_id="send", scale=0, min_width=84)
                     self.stop = gr.Button("Stop", variant="stop", elem_id="stop", scale=0, min_width=84)
                 self.gauge = html(gauge(host, []), elem_id="context")
@@ -133,9 +134,8 @@ class ChatLive:
 
     def values(self, now: Shown) -> list[Any]:
         """The values that depend on whether a model is loaded."""
-        ready = self.host.models.model is not None
         return [
-            gr.update(interactive=ready),
+            gr.update(interactive=self.host.models.model is not None),
             gr.update(placeholder=ask_for(self.host)),
             empty(self.host),
             gauge(self.host, self._messages(now.get("chat"))),

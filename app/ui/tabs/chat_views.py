@@ -35,6 +35,8 @@ TOOLS = """<div class="chat-tools"><button type="button" data-chats aria-control
 MORE = """<div class="chat-tools"><button type="button" data-system aria-controls="system-panel" aria-expanded="false"
  title="System prompt (Alt+S)">System</button><button type="button" data-keys aria-haspopup="dialog"
  aria-label="Keyboard shortcuts" title="Keyboard shortcuts (?)">?</button></div>"""
+ATTACH = """<button type="button" data-attach aria-label="Attach text files"
+ title="Attach text files; you can also drop them on the chat">+</button>"""
 LIST = """<nav aria-label="Chats"><input type="search" placeholder="Search the chats" aria-label="Search the chats"
  maxlength="200"><ul></ul><p class="minor" role="status" data-said></p></nav>"""
 KEYS = (

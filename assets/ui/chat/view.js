@@ -1,5 +1,6 @@
 // The messages of a chat, drawn from what Python says of them: text, statistics, branches, and what can be done with each.
 
+import { folded, parts } from "/ui/chat/attach.js";
 import { AnswerView, split } from "/ui/chat/answer.js";
 import { copy } from "/ui/chat/copy.js";
 
@@ -105,7 +106,7 @@ function row(message) {
   const { id, role, text, line, opened, branches } = message, mine = role === "user";
   const box = made("div", { class: mine ? "message user" : "message bot", "data-testid": mine ? "user" : "bot" });
   if (mine) {
-    box.textContent = text;
+    box.append(...parts(text).map((one) => (one.name ? folded(one) : one.text)));
   } else {
     const said = made("div", { class: "answer" });
     new AnswerView(said).show(text.trim() ? text : "(no text)", opened, true);

@@ -28,6 +28,7 @@ from app.services.jobs import JobRunner
 from app.services.library import Library
 from app.services.loader import Loader
 from app.services.loading import Estimate
+from app.services.log_lines import LogLines
 from app.services.model_manager import ModelManager
 from app.services.plan_basis import Basis, RoutedTokens
 from app.services.planner import Planner
@@ -58,7 +59,7 @@ class Host:
     `evaluator`, `comparer`, `importer`, `analyst` and `batcher` do long jobs; `planner` plans the cache, `replanner`
     again while idle, from what `routed` keeps; `library` knows the models on this machine, `regret` compares eviction
     policies, of which `auto` chooses, `totals` sums up since the start, `jobs` runs every long job, `remembered` keeps
-    values for the next start.
+    values for the next start, `log` the newest lines of the log.
     """
 
     def __init__(
@@ -77,6 +78,7 @@ class Host:
         self._closing = threading.Lock()
         self.store = store = store or Store()
         self.remembered = remembered = Remembered(store.db)
+        self.log = LogLines()
         self.jobs = jobs = JobRunner()
         self._queue = queue = AnswerQueue()
         profiles = StoredProfiles(store.folder)

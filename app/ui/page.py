@@ -19,6 +19,7 @@ from app.ui.tabs.chat_live import ChatLive, Shown
 from app.ui.tabs.library import LibraryTab
 from app.ui.tabs.quality import QualityTab
 from app.ui.tabs.sessions import Sessions
+from app.ui.tabs.system import SystemTab
 from app.ui.theme import ROOT
 
 OPEN_JS = "(shown) => [{...shown, chat: +new URLSearchParams(location.search).get('chat') || null}]"
@@ -100,6 +101,8 @@ class Page:
                 BatchTab(host)
             with gr.Tab("Sessions", id="sessions") as self.past:
                 self.sessions = Sessions(host, self.chat, tabs)
+            with gr.Tab("System", id="system", elem_id="tab-system") as self.machine:
+                self.system = SystemTab(host)
 
     def wire(self, ui: gr.Blocks) -> None:
         """Attach the events that redraw several parts."""
@@ -120,6 +123,7 @@ class Page:
         self.mode.input(None, self.mode, None, js="(mode) => window.moestroMode(mode)", **LIVE)
         self.analysed.select(self.analysis.look, self.analysis.source, self.analysis.looked, **LIVE)
         self.models.select(library.look, library.looking, library.looked, **LIVE)
+        self.machine.select(self.system.read_log, None, self.system.lines, **LIVE)
         self.past.select(lambda shown: sessions.show(shown.get("chat")), chat.pulse, sessions.outputs, **LIVE)
 
     def model_moved(self, known: Shown, page: Shown, *form: Any) -> list[Any]:

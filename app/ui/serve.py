@@ -79,7 +79,7 @@ def serve(
         )
         threading.Thread(target=_announce, args=(server, access, port, browser, ready), daemon=True).start()
         _load_at_start(host, requested)
-        with _ends_quietly():
+        with _ends_quietly(), host.log.kept():
             server.run()
     finally:
         host.close()

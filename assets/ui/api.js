@@ -9,5 +9,7 @@ export function start() {
   document.addEventListener("click", (event) => {
     const button = event.target.closest("[data-copy-api]");
     if (button) copy(address, button);
+    const other = event.target.closest("[data-copy-of]"); // a text of the page
+    if (other) copy(document.querySelector(other.dataset.copyOf).innerText, other);
   });
 }

@@ -150,3 +150,15 @@ def test_answered_followed_stopped_and_gone_on_with(dashboard: Dashboard, server
         assert page.evaluate(FITS), width
         # Gradio lays a file's name out anew after this, and measures its tabs in a copy that nobody sees
         page.wait_for_function(f"""() => !{CUT}.some((one) => !one.includes('role="tab"'))""")
+
+
+@pytest.mark.long(0.3)  # tests/app/test_system_tab.py has what it shows
+def test_the_machine_and_the_log_can_be_read_and_copied(dashboard: Dashboard) -> None:
+    page = dashboard.page
+    page.get_by_role("tab", name="System").click()
+    page.wait_for_selector("#log-lines p, #log-lines pre")
+    page.click("#examine")
+    dashboard.wait_text("#examined", "Memory")
+    page.click("#examined [data-copy-of]")
+    page.wait_for_function("document.querySelector('#examined [data-copy-of]').textContent === 'Copied'")
+    page.get_by_role("tab", name="Chat + Live").click()

@@ -44,6 +44,7 @@ def fits(dashboard: Dashboard, tmp_path: Path, width: int, scheme: str) -> None:
         ("Analysis", "#whatif-go"),
         ("Batch", "#batch-go"),
         ("Sessions", "#sessions"),
+        ("System", "#system-tab"),
     ):
         dashboard.page.get_by_role("tab", name=tab).click()
         dashboard.page.wait_for_selector(part)
@@ -194,7 +195,7 @@ def test_nothing_of_the_chat_is_cut_off_or_too_small(phone: Dashboard) -> None:
 @pytest.mark.long(0.1)
 def test_every_target_is_large_enough(phone: Dashboard) -> None:
     page = phone.page
-    for tab in ("Chat + Live", "Library", "Calibrate", "Analysis", "Batch", "Sessions"):
+    for tab in ("Chat + Live", "Library", "Calibrate", "Analysis", "Batch", "Sessions", "System"):
         page.get_by_role("tab", name=tab).click()
         assert page.evaluate(SMALL) == [], tab
         assert page.evaluate(FITS), tab

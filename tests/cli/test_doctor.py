@@ -12,7 +12,8 @@ import pytest
 import torch
 
 from app import cli
-from app.cli import doctor, probes
+from app.cli import doctor
+from app.services import examination, probes
 from app.store.home import DISTANCES, PRODUCTS
 from core.capacity import device as devices
 from core.capacity.plan import plan
@@ -179,11 +180,11 @@ def test_doctor_replaces_torch_before_any_of_it_is_imported(
 def test_a_version_out_of_bounds_is_a_problem(
     version: str, problems: int, text: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(doctor.installer, "installed", lambda name: version if name == "torch" else "")
+    monkeypatch.setattr(examination.installer, "installed", lambda name: version if name == "torch" else "")
     monkeypatch.setattr(probes, "gpus", list)
-    found: dict[str, Any] = doctor.examine(tmp_path)
+    found: dict[str, Any] = examination.examine(tmp_path)
     assert len(found["problems"]) == problems
-    assert text in doctor.report(found)
+    assert text in examination.report(found)
 
 
 def test_a_folder_that_cannot_be_written_is_a_problem(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -193,9 +194,9 @@ def test_a_folder_that_cannot_be_written_is_a_problem(monkeypatch: pytest.Monkey
     monkeypatch.setattr(probes.tempfile, "TemporaryFile", refuse)
     found = probes.disk(tmp_path)
     assert found["write_gbps"] is None and found["free_bytes"] > 0
-    whole = doctor.examine(tmp_path)
+    whole = examination.examine(tmp_path)
     assert any("MOESTRO_HOME" in problem for problem in whole["problems"])
-    assert "not measured" in doctor.report(whole)
+    assert "not measured" in examination.report(whole)
 
 
 def test_the_folder_need_not_exist_yet(tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from app.cli import doctor, probes
+from app.services import examination, probes
 from app.ui import text
 from core.capacity import device as devices
 from core.capacity import forecast
@@ -138,7 +138,7 @@ def test_doctor_says_which_of_these_it_is(no_gpu: pytest.MonkeyPatch) -> None:
     said_by_driver(no_gpu, TOO_OLD)
     gpu = {"name": "NVIDIA Test", "usable": False, "total_bytes": 8 * 10**9, "free_bytes": 7 * 10**9}
     found = {"packages": [], "gpus": [gpu], "disk": {}}
-    (problem,) = doctor.problems(found)
+    (problem,) = examination.problems(found)
     assert "There is an NVIDIA GPU" in problem and "has CUDA 11.4" in problem and problem.endswith("Update the driver.")
 
 

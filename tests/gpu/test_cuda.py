@@ -8,7 +8,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, DynamicCache
 
-from app.cli import probes
+from app.services import probes
 from core.engine import Engine
 from core.hf.cached_pass import cached_pass
 from core.hf.quantized_linear import QuantizedLinear

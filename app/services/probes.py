@@ -1,4 +1,4 @@
-"""Measures and queries this machine for `doctor`. What a machine lacks is None, never an estimate."""
+"""Measures and queries this machine for `examination`. What a machine lacks is None, never an estimate."""
 
 import os
 import platform

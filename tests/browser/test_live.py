@@ -1,6 +1,9 @@
 """The live deck: it draws what the engine says, answers mouse and keyboard; and the regret meter on it."""
 
+from pathlib import Path
+
 import pytest
+from PIL import Image
 
 from core.settings.registry import variants
 from tests.browser.dashboard import Dashboard
@@ -37,6 +40,33 @@ def test_the_keyboard_reaches_the_cells_and_picks_a_layer(dashboard: Dashboard) 
     assert dashboard.value(".deck select") == "1"
     page.keyboard.press("Escape")
     page.wait_for_selector(".deck-tip", state="hidden")
+
+
+def test_charts_pause_grow_and_are_saved(dashboard: Dashboard, tmp_path: Path) -> None:
+    page = dashboard.page
+    dashboard.ask("Look at it").streaming(40)
+    page.click(".deck .pause")
+    frames, text = dashboard.deck("frames"), dashboard.text("[data-k=tok]")
+    dashboard.stop()  # the answer goes on without the charts
+    assert (dashboard.deck("frames"), dashboard.text("[data-k=tok]")) == (frames, text)
+    canvas = page.locator(".deck canvas[data-c=link]")
+    height = canvas.bounding_box()["height"]
+    canvas.hover()
+    page.click("[aria-label='Enlarge: Link traffic']")
+    page.wait_for_function(
+        f"(c => c.clientHeight > {2 * height} && c.height >= c.clientHeight)"
+        "(document.querySelector('.deck canvas[data-c=link]'))"
+    )
+    with page.expect_download() as saved:
+        page.click("[aria-label='Save as a picture: Link traffic']")
+    saved.value.save_as(tmp_path / saved.value.suggested_filename)
+    with Image.open(tmp_path / "moestro-link-traffic.png") as image:
+        assert image.height > 2 * height and len(image.convert("RGB").getcolors(1 << 20) or ()) > 8
+    page.click("[aria-label='Make it smaller: Link traffic']")
+    page.wait_for_function(f"document.querySelector('.deck canvas[data-c=link]').clientHeight <= {height + 1}")
+    page.click(".deck .pause")
+    dashboard.wait_deck("frames", frames)
+    page.mouse.move(2, 2)
 
 
 def test_figures_are_the_engines(dashboard: Dashboard) -> None:

@@ -10,6 +10,7 @@ import { Figures } from "./figures.js";
 import { Regret } from "./regret.js";
 import { Changed, Entropy, Missing } from "./lossy.js";
 import { Quality } from "./quality.js";
+import * as tools from "./tools.js";
 
 const EVERY_MS = 250, RETRY_MS = 1500;
 const ROW_SPACE = 32; // of the residency map: its lower axis
@@ -30,6 +31,7 @@ class Deck {
     this.figures = new Figures(this.find);
     Object.assign(this, { frame: null, since: "", frames: 0 });
     this.panels.forEach((panel) => this.listen(panel));
+    tools.start(root, (paused) => { Object.assign(this, { paused, since: "" }); });
     this.find("layer").addEventListener("change", () => this.select(+this.find("layer").value));
     const redraw = () => { this.colours = palette(root); this.paint(); };
     new ResizeObserver(redraw).observe(root);
@@ -72,7 +74,8 @@ class Deck {
 
   async tick() {
     const frame = await fetchFrame(this.residency.layer, this.since);
-    if (frame) this.show(frame);
+    if (frame && this.paused && frame.model === this.frame?.model) this.since = frame.version;
+    else if (frame) this.show(frame);
     this.root.dataset.state = this.frame ? "live" : "empty";
   }
 

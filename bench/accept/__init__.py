@@ -2,6 +2,7 @@
 
 checks.py  the checks in order of value, each a command with a limit
 runner.py  runs them one after another, and writes what they found
+causes.py  likely causes of what it found; read.py says them of a file
 report.py  what a check prints, part by part
 work.py    the checks that are no test and no command of their own, each in a process of its own
 link.py    ... of copies, and of kernels that read host memory

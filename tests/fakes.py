@@ -21,6 +21,7 @@ from core.metrics import METRICS, values
 from core.metrics.limit import COLUMNS, Fewest, SpeedLimit, speed_limit
 from core.policy.allocation.slot_allocation import check_needs
 from core.policy.batching import Scheduler
+from core.policy.throttle import Tried
 from core.profile import Profile, check_model
 from core.profile.trace.chunk import RANKED
 from core.runtime.telemetry import RING, UNFETCHED
@@ -48,8 +49,7 @@ class FakeEngine:
     weights = ""
     on_gpu = False
     takes_chats = True
-    prefetch_compared: tuple[float, float, int, bool] | None = None
-    prefetch_waits: tuple[float, float] | None = None
+    tried = Tried()
     text_to_text = False
     takes_tools = False
     opens_reasoning = False

@@ -19,6 +19,7 @@ from core.engine.arithmetic import REFERENCE
 from core.engine.quality.report import Quality
 from core.errors import BusyError, ClosingError, ModelError, MoestroError
 from core.metrics.limit import Fewest, SpeedLimit
+from core.policy.throttle import Tried
 from core.profile import Profile
 from core.settings.config import Settings
 from core.settings.loading import LoadSpec
@@ -84,10 +85,8 @@ class ModelManager:
     model_hash = OfLoaded(lambda model: model.engine.model_hash, "")
     """As in profiles and traces."""
     shape = OfLoaded[ModelShape | None](lambda model: model.engine.shape, None)
-    prefetch_compared = OfLoaded[tuple[float, float, int, bool] | None](
-        lambda model: model.engine.prefetch_compared, None
-    )
-    prefetch_waits = OfLoaded[tuple[float, float] | None](lambda model: model.engine.prefetch_waits, None)
+    tried = OfLoaded(lambda model: model.engine.tried, Tried())
+    """What its engine compared while answers were written."""
     context = OfLoaded[int | None](lambda model: model.engine.context, None)
     """Its maximum context in tokens."""
     weights = OfLoaded(lambda model: model.engine.weights, "")

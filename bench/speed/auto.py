@@ -29,6 +29,8 @@ FIXED: Mapping[str, Mapping[str, object]] = {
     "lcp": {"eviction": "lcp", "predictor": "none"},
     "gate": {"eviction": "lcp", "predictor": "gate", "prefetch_deadline": True},
     "transitions": {"eviction": "lcp", "predictor": "transitions"},
+    "host": {"eviction": "lcp", "predictor": "none", "miss_placement": "host"},
+    "measured": {"eviction": "lcp", "predictor": "none", "miss_placement": "measured"},
 }
 WORST, MEDIAN, OVER_WAIT = 1.15, 1.05, 1.03  # goals: over the best fixed settings, and over LRU without prefetching
 

@@ -232,7 +232,7 @@ class Engine(EngineFacts):
         if lasting and new.link.decode not in ("auto", "host", self.settings.link.decode):
             raise SettingError(f"gpu_decode {new.link.decode} cannot be used: {lasting}.")
         asked = new.misses.placement
-        if asked not in ("wait", self.settings.misses.placement) and (why := self.parts.host.objection()):
+        if asked not in ("wait", "auto", self.settings.misses.placement) and (why := self.parts.host.objection()):
             raise SettingError(f"miss_placement {asked} cannot be used: {why}.")
 
     # ------------------------------------------------------------------ monitoring

@@ -10,6 +10,7 @@ from core.engine.model_access import ModelAccess
 from core.engine.quality.report import Quality
 from core.engine.wiring import Wiring
 from core.metrics.limit import Fewest, SpeedLimit
+from core.policy.throttle import Tried
 from core.profile import Profile
 from core.settings.config import Settings
 from core.types import Chat, Frame, Memory
@@ -128,20 +129,15 @@ class EngineFacts:
             fewest=fewest,
         )
         frame.pinned = tuple(sorted(self._controller.placed.pinned))
-        frame.compared = self.prefetch_compared
+        frame.compared = self.tried.prefetching
         frame.underway = self.parts.recorder.underway() if frame.busy else None
         return frame
 
     @property
-    def prefetch_compared(self) -> tuple[float, float, int, bool] | None:
-        """The last comparison of prefetching: ms a token with it and without, over so many tokens each, and whether it
-        goes on; None before any, and where it is not compared."""
-        return self.parts.prediction.throttle.seen
-
-    @property
-    def prefetch_waits(self) -> tuple[float, float] | None:
-        """Where prefetching was not tried: (ms waited for copies, ms) of a token; None elsewhere."""
-        return self.parts.prediction.throttle.waits
+    def tried(self) -> Tried:
+        """What was compared while answers were written."""
+        ahead, host = self.parts.prediction.throttle, self.parts.host.throttle
+        return Tried(ahead.seen, ahead.waits, host.seen, host.predicted)
 
     @property
     def on_gpu(self) -> bool:

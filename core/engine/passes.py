@@ -148,8 +148,7 @@ class Passes:
         if phase == "decode" and len(work) == 1:
             parts.drafter.passed(first, tokens[0], step)
         first.draft = []
-        if not parts.prediction.throttle.comparing:  # one after the other
-            parts.host.throttle.note(step)
+        parts.host.passed(step)
         if parts.recorder.enabled:
             parts.telemetry.add(step)
         return [*tokens, *[[] for _ in range(asked - len(work))]], step

@@ -252,7 +252,7 @@ def begin(settings: Settings, to: EngineParts) -> None:
     to.recorder.configure(None, settings.telemetry)
     to.memory.link.configure(None, settings.link)
     to.memory.expert_cache.prefetch_by(None, settings.prefetch)
-    to.prediction.throttle.enabled = settings.prefetch.auto
+    to.prediction.throttle.enabled, to.prediction.throttle.after = settings.prefetch.auto, to.host.throttle
     to.prediction.throttle.say = lambda text: to.telemetry.mark(to.recorder.index, text)
     to.prediction.capture.shadows.configure(settings, to.prediction.predictor_host.profile)
     to.prediction.miss.configure(None, settings.lossy, to.prediction.predictor_host.profile)

@@ -21,9 +21,10 @@ import math
 from dataclasses import dataclass
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Costs:
-    """Seconds. `device_s` while nothing else computes, `device_beside_s` while threads of the host do."""
+    """Seconds, changed as they are measured. `device_s` while nothing else computes, `device_beside_s` while threads of
+    the host do."""
 
     copy_s: float  # of one expert over the link
     device_fixed_s: float  # of a layer
@@ -61,7 +62,11 @@ def layer_s(costs: Costs, layer: Layer, to_host: int) -> float:
 
 def to_host(costs: Costs, layer: Layer) -> int:
     """How many of the missing experts the host computes, for the least `layer_s`; of equally good numbers the least."""
-    most, candidates = layer.misses, {0, layer.misses}
+    most = layer.misses
+    waits_s = layer.backlog_s + costs.copy_s + min(costs.device_s, costs.device_beside_s)
+    if layer_s(costs, layer, most) < waits_s:  # the least that any number takes that waits for a copy
+        return most
+    candidates = {0, most}
     if most > 1:
         at = _crossing(costs, layer)
         candidates |= {min(max(n, 1), most - 1) for n in (math.floor(at), math.ceil(at))}

@@ -34,6 +34,7 @@ from core.runtime.program.few import FewRows
 from core.runtime.program.many import FastRows
 from core.runtime.rows import ExpertRows
 from core.settings.misses import MissSettings
+from core.types import StepRecord
 
 log = logging.getLogger("moestro.host")
 
@@ -71,7 +72,7 @@ class HostCompute:
         self.failed = ""  # why it is not used any more
         self.costs: PlacementCosts | None = None
         """What decides with `measured`; None until that was chosen."""
-        self.throttle = Throttle("computing on the host")
+        self.throttle = Throttle("computing on the host", foretells=True)
         """With `measured`, whether it is used at all: by tokens with it and without it."""
 
     # ------------------------------------------------------------------ between two passes
@@ -112,6 +113,8 @@ class HostCompute:
         """Use other settings from the next pass on; the threads live as long as they are of use."""
         if new == old:
             return
+        if new.placement == "auto":
+            new = replace(new, placement="wait" if self.objection() or self.closeness else "measured")
         self._settings = new
         if new.placement != "wait" and not self.failed and (why := self.objection()):
             self._fail(f"miss_placement {new.placement} is not used: {why}")
@@ -137,6 +140,10 @@ class HostCompute:
         self._steps.clear()
         self._slots.clear()
 
+    def passed(self, step: StepRecord) -> None:
+        """A pass is over."""
+        self.throttle.note(step, self.costs.saved_ms() if self.costs is not None else 0.0)
+
     # ------------------------------------------------------------------ one layer
 
     def choose(self, residents: int, missing: Sequence[int]) -> Collection[int]:
@@ -144,7 +151,8 @@ class HostCompute:
         most = len(missing)
         if self.costs is not None:
             layer = Layer(residents, most, self._transfers.backlog_s())
-            most = self.costs.choose(layer, self._transfers.copy_s(self._store.blob_bytes))
+            copy_s = self._transfers.copy_s(self._store.blob_bytes)
+            most = self.costs.choose(layer, copy_s, weigh=self.throttle.comparing)
         return self.hold(reversed(missing), most)
 
     def hold(self, eids: Iterable[int], most: int) -> Collection[int]:

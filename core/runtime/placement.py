@@ -2,9 +2,8 @@
 measure. `core.policy.placement` decides by these."""
 
 import logging
-from dataclasses import replace
 
-from core.policy.placement import Costs, Layer, to_host
+from core.policy.placement import Costs, Layer, layer_s, to_host
 
 log = logging.getLogger("moestro.host")
 
@@ -19,26 +18,35 @@ class PlacementCosts:
 
     def __init__(self, costs: Costs) -> None:
         self.costs, self._idle = costs, 0  # layers since the host computed something
+        self._saved_s = 0.0
         log.info("Measured for the placement of missing experts: %s.", costs)
 
-    def choose(self, layer: Layer, copy_s: float) -> int:
+    def choose(self, layer: Layer, copy_s: float, *, weigh: bool = False) -> int:
         """How many of a layer's missing experts the host computes. `copy_s`: of one expert now, 0 = not known. One, now
-        and then, where it is to compute none: what it takes is not known otherwise."""
+        and then, where it is to compute none: what it takes is not known otherwise. `weigh`: what it saves counts."""
         if copy_s and copy_s != self.costs.copy_s:
-            self.costs = replace(self.costs, copy_s=copy_s)
+            self.costs.copy_s = copy_s
         found = to_host(self.costs, layer)
+        if weigh and found:
+            self._saved_s += layer_s(self.costs, layer, 0) - layer_s(self.costs, layer, found)
         self._idle = 0 if found else self._idle + 1
         if self._idle == PROBED:
             self._idle = 0
             return 1
         return found
 
+    def saved_ms(self) -> float:
+        """Milliseconds that the choices that were weighed since the last call have saved, by these costs, beside
+        waiting for every copy."""
+        saved_s, self._saved_s = self._saved_s, 0.0
+        return 1e3 * saved_s
+
     def computed(self, seconds: float, experts: int, *, beside: bool) -> None:
         """The device computed so many experts, while the host's threads did or not."""
         fixed_s = self.costs.device_fixed_s
         self._follow("device_beside_s" if beside else "device_s", (seconds - fixed_s) / experts)
         if not beside and not self.costs.threads and not self.costs.gpu:
-            self.costs = replace(self.costs, host_s=self.costs.device_s)
+            self.costs.host_s = self.costs.device_s
 
     def hosted(self, seconds: float, experts: int) -> None:
         """Threads of the host computed so many experts by themselves."""
@@ -49,6 +57,5 @@ class PlacementCosts:
         self._follow("host_fixed_s", seconds)
 
     def _follow(self, name: str, found_s: float) -> None:
-        before_s = getattr(self.costs, name)
-        found_s = min(max(found_s, LEAST_S), OUTLIER * before_s)
-        self.costs = replace(self.costs, **{name: before_s + FOLLOW * (found_s - before_s)})
+        before_s: float = getattr(self.costs, name)
+        setattr(self.costs, name, before_s + FOLLOW * (min(max(found_s, LEAST_S), OUTLIER * before_s) - before_s))

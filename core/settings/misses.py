@@ -15,7 +15,7 @@ class MissSettings:
     TITLE: ClassVar[str] = "Missing experts"
 
     placement: Annotated[
-        Literal["wait", "host", "measured"],
+        Literal["wait", "host", "measured", "auto"],
         Param(
             "Where a missing expert is computed while one token is decoded. wait: on the device, which waits until it "
             "is copied. host: by the processor, where it lies in host memory, while the device computes the resident "
@@ -25,7 +25,8 @@ class MissSettings:
             "answer depends on it; of a model on a GPU in the reference arithmetic, the processor's sums have another "
             "order, and states are rounded to 8 bits where weights are: EXACT UP TO ROUNDING, two processors. An "
             "expert that the host computed may be copied into a slot afterwards, if the cache policy ranks it above "
-            "another and the link is not behind. Prompts, and several answers at a time, always wait.",
+            "another and the link is not behind. Prompts, and several answers at a time, always wait. auto: measured, "
+            "where this load can and no bit of an answer depends on it; else wait.",
             title="Where misses are computed",
             name="miss_placement",
         ),
@@ -42,7 +43,7 @@ class MissSettings:
             step=1,
             unit="threads",
             advanced=True,
-            active_when={"miss_placement": ("host", "measured")},
+            active_when={"miss_placement": ("host", "measured", "auto")},
             resets_comparison=False,
         ),
     ] = 1

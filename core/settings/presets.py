@@ -231,10 +231,17 @@ PRESETS: tuple[Preset, ...] = (
         "auto",
         "Auto",
         "Recommended, and needs no profile: in the dashboard the most memory that is safe; keeps often-used experts, "
-        "by the cache policy that surely hits most on your own answers; preloads likely ones, and verifies several "
-        "guessed tokens at once, where that is measured to save time.",
+        "by the cache policy that surely hits most on your own answers; computes missing ones where they lie, preloads "
+        "likely ones, and verifies several guessed tokens at once, each where that is measured to save time.",
         "ours",
-        {"eviction": "lcp", "predictor": "gate", "prefetch_deadline": True, "prefetch_auto": True, "drafts": "lookup"},
+        {
+            "eviction": "lcp",
+            "predictor": "gate",
+            "prefetch_deadline": True,
+            "prefetch_auto": True,
+            "drafts": "lookup",
+            "miss_placement": "auto",
+        },
     ),
     Preset(
         "many",

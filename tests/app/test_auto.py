@@ -10,6 +10,7 @@ import pytest
 
 from app.services.host import Host
 from app.ui.sidebar import CacheSection
+from core.policy.throttle import Tried
 from tests.app.conftest import open_host, page
 from tests.fakes import FakeEngine
 
@@ -74,16 +75,19 @@ def test_one_sentence_says_what_was_chosen_and_a_table_what_else_would_cost(
         _, note, _ = state()
         assert "62% of the experts, the most that is safe; LCP chooses what is evicted, until another" in note
         assert "prefetching is compared" in note and "<table" not in note
-        monkeypatch.setattr(FakeEngine, "prefetch_waits", (0.05, 2.5))
+        monkeypatch.setattr(FakeEngine, "tried", Tried(waits=(0.05, 2.5)))
         assert "nothing is prefetched, as copies are waited for only 0.05 of a token's 2.5 ms" in state()[1]
         says(host, "lfu", 0.1)
         says(host, "lcp", -0.1, better=False)
-        monkeypatch.setattr(FakeEngine, "prefetch_compared", (4.5, 2.25, 40, False))
+        assert "missing experts" not in state()[1].lower(), "placement was not compared"
+        monkeypatch.setattr(FakeEngine, "tried", Tried((4.5, 2.25, 40, False), placement=(1.5, 2.0, 32, True)))
         monkeypatch.setattr(host.models, "manifest", lambda: {"link_gbps": 1.0, "link": "emulated"})
         chosen, note, resets = state()
         assert (chosen, resets) == ("auto", False), "what Auto chose is no change of it"
         assert "LFU chooses what is evicted, with 50.0% hits, simulated" in note
         assert "prefetching is paused, as a token takes 4.5 ms with it and 2.25 without" in note
+        assert "missing experts are computed where they lie: 1.5 ms a token in place of 2;" in note
+        assert "waited for</th><td>2 ms a token, over 32 tokens</td><td>+0.5 ms a token</td>" in note
         shape = host.models.shape
         assert shape is not None
         cost = 0.1 * shape.layers * shape.top_k * shape.expert_bytes / 1e6

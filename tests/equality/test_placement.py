@@ -13,6 +13,7 @@ from core.engine import Engine
 from core.errors import HostError, SettingError
 from core.memory.codec.fast import background
 from core.memory.codec.fast import background_code as code
+from core.runtime.host_compute import HostCompute
 from core.runtime.program.experts import FastMath
 from core.settings.config import Settings
 from core.settings.loading import LoadSpec
@@ -100,16 +101,40 @@ def test_no_bit_depends_on_where_misses_are_computed(path: Path, format: str, ar
                 engine.expert_cache.check_integrity()
 
 
+def test_measured_placement_needs_no_token_that_waits_where_it_clearly_saves(engine: Engine) -> None:
+    emptied(engine, budget="25%", miss_placement="measured", link_gbps=0.001)
+    _, steps = answer(engine, 9)
+    assert all(one.host_computed > 0 for one in steps)
+    found = engine.tried
+    assert found.predicted and found.placement is not None and found.placement[3]
+    assert found.placement[1] > 2 * found.placement[0], "ms a token that waits, by the link's pace"
+
+
+def test_automatic_placement_is_measured_where_it_can_be(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    emptied(engine, budget="25%", miss_placement="auto", link_gbps=0.001)
+    wanted, steps = answer(engine)
+    assert engine.parts.host.active and sum(one.host_computed for one in steps) > 0
+    for why in ("closeness", "objection"):
+        emptied(engine, budget="25%", miss_placement="wait", link_gbps=0.001)
+        with monkeypatch.context() as patch:
+            patch.setattr(HostCompute, why, 0.01 if why == "closeness" else lambda self: "it cannot")
+            engine.change({"miss_placement": "auto"})
+            found, steps = answer(engine)
+        assert not engine.parts.host.active and sum(one.host_computed for one in steps) == 0
+        assert torch.equal(found, wanted)
+
+
 def test_measured_placement_takes_turns_with_waiting(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in {"FEWEST": 1, "LEAD": 0, "LEARNING": 0, "BLOCK": 2, "MOST": 2, "SURE": 1e9}.items():
         monkeypatch.setattr(f"core.policy.comparison.{name}", value)
-    monkeypatch.setattr("core.policy.throttle.REST", 3)
+    for name, number in {"REST": 3, "CLEAR": 0.0}.items():
+        monkeypatch.setattr(f"core.policy.throttle.{name}", number)
     emptied(engine, budget="25%", miss_placement="measured", link_gbps=0.001)
-    _, steps = answer(engine, 13)
-    waits, hosts, rest = [False] * 2, [True] * 2, [False] * 3
-    assert [one.host_computed > 0 for one in steps] == [*waits, *hosts, *rest, *waits, *hosts, False]
+    _, steps = answer(engine, 14)
+    foretells, waits, hosts, rest = [True] * 3, [False] * 2, [True] * 2, [False] * 3
+    assert [one.host_computed > 0 for one in steps] == [*foretells, *waits, *hosts, *rest, *foretells]
     said = [text for _, text in engine.parts.telemetry.marks if text.startswith("computing on the host")]
-    assert [text.split(":")[0] for text in said] == ["computing on the host paused, not told apart"] * 2
+    assert [text.split(":")[0] for text in said] == ["computing on the host paused, not told apart"]
 
 
 def test_an_expert_is_copied_behind_the_token(engine: Engine) -> None:

@@ -7,8 +7,8 @@ import pytest
 
 from core.policy.comparison import BLOCK, LEAD, LEARNING, MOST, Comparison
 from core.policy.comparison import FEWEST as FEW
+from core.policy.throttle import CLEAR, LONGEST, REST, Throttle
 from core.policy.throttle import FEW as SHOWN
-from core.policy.throttle import LONGEST, REST, Throttle
 from core.types import StepRecord
 
 FEWEST = LEAD + BLOCK + LEAD + LEARNING + FEW  # tokens of a block of the usual way, and the fewest of the other
@@ -155,3 +155,49 @@ def test_another_setting_begins_anew() -> None:
     assert one.paused and one.last is one.seen is None
     feed(one, FEWEST, 10, 12)
     assert one.paused and len(said) == 2
+
+
+def foretelling(saved_ms: float, count: int = SHOWN) -> tuple[Throttle, list[str]]:
+    """A throttle of what foretells to save so much of each of some tokens of 10 ms."""
+    one, said = Throttle("computing on the host", foretells=True), list[str]()
+    one.enabled, one.say = True, said.append
+    for _ in range(count):
+        assert not one.paused and one.comparing
+        one.note(step(10.0, "prefill"), 50.0)
+        one.note(step(10.0), saved_ms)
+    return one, said
+
+
+def test_what_clearly_saves_goes_on_without_a_token_that_waits() -> None:
+    one, said = foretelling(10.0 * (1 / CLEAR - 1) + 0.01)
+    assert not one.paused and not one.comparing and one.predicted
+    assert one.seen is not None and one.seen[0] == 10.0 and one.seen[1] > 16.6 and one.seen[3]
+    (text,) = said
+    assert "goes on: 10 ms a token with it, 16.7 without, as foretold, over 3 tokens each" in text
+    feed(one, REST)
+    assert not one.paused and one.comparing, "it is weighed again"
+    for _ in range(SHOWN):
+        one.note(step(10.0), 0.0)
+    assert one.paused and not one.comparing, "and now saves nothing"
+
+
+def test_what_foretells_next_to_nothing_is_paused_and_what_is_in_between_is_compared() -> None:
+    one, _ = foretelling(0.1)
+    assert one.paused and not one.comparing
+    one, _ = foretelling(4.0)
+    assert one.paused and one.comparing and not one.predicted
+    while one.comparing:
+        feed(one, 1, without=10.0, with_it=20.0)
+    assert one.paused and one.seen is not None and not one.seen[3] and not one.predicted
+
+
+def test_what_comes_after_waits_for_what_is_compared_first() -> None:
+    first, _ = foretelling(4.0)
+    then, said = throttle()
+    then.after = first
+    for _ in range(200):
+        then.note(step(10.0))
+    assert then.paused and then.comparing and not said, "the first comparison is not over"
+    first.enabled = False
+    feed(then, FEWEST, with_it=5.0)
+    assert not then.paused

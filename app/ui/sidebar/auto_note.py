@@ -6,8 +6,12 @@ from html import escape
 
 from app.services.auto import Compared
 from app.services.host import Host
+from core.policy.throttle import Seen, Tried
 from core.settings.presets import FIRST
 from core.settings.registry import variant
+
+PLACES = ("Missing experts computed where they lie", "Missing experts waited for")
+AHEAD = ("Prefetching", "No prefetching")
 
 
 def account(host: Host, base: str) -> str:
@@ -17,9 +21,11 @@ def account(host: Host, base: str) -> str:
     share = host.models.settings.cache.budget.share
     if share is not None and share >= 1:
         return '<p class="about">All experts are in memory, so none has to be fetched.</p>'
-    compared, ahead = host.auto.compared(), host.models.prefetch_compared
-    rows = [*_policies(compared), *_ahead(ahead)]
-    sentence = f"{_memory(host)}; {_policy(host, compared)}; {_prefetching(host, ahead)}."
+    compared, tried = host.auto.compared(), host.models.tried
+    places = _both(tried.placement, *PLACES, foretold=", predicted" if tried.predicted else "")
+    rows = [*_policies(compared), *places, *_both(tried.prefetching, *AHEAD)]
+    parts = (_memory(host), _policy(host, compared), _placement(tried), _prefetching(host, tried))
+    sentence = f"{'; '.join(filter(None, parts))}."
     if not rows:
         return f'<p class="about">{sentence}</p>'
     table = "".join(
@@ -47,14 +53,25 @@ def _policy(host: Host, compared: Compared | None) -> str:
     return f"{title} chooses what is evicted, with {hits:.1%} hits, simulated, and no policy surely has more"
 
 
-def _prefetching(host: Host, ahead: tuple[float, float, int, bool] | None) -> str:
-    settings = host.models.settings
+def _placement(tried: Tried) -> str:
+    """Nothing where it is not compared: experts are on the device, or are waited for."""
+    if tried.placement is None:
+        return ""
+    hosted_ms, waits_ms, _, goes_on = tried.placement
+    if goes_on:
+        instead = f"in place of {'some ' if tried.predicted else ''}{waits_ms:.3g}"
+        return f"missing experts are computed where they lie: {hosted_ms:.3g} ms a token {instead}"
+    return f"missing experts are waited for: {waits_ms:.3g} ms a token; computed where they lie {hosted_ms:.3g}"
+
+
+def _prefetching(host: Host, tried: Tried) -> str:
+    settings, ahead = host.models.settings, tried.prefetching
     if settings.prefetch.predictor.name == "none":
         return "nothing is prefetched"
     if not settings.prefetch.auto:
         return "experts are always prefetched"
-    if ahead is None and (waits := host.models.prefetch_waits) is not None:
-        waited_ms, token_ms = waits
+    if ahead is None and tried.waits is not None:
+        waited_ms, token_ms = tried.waits
         return f"nothing is prefetched, as copies are waited for only {waited_ms:.2g} of a token's {token_ms:.3g} ms"
     if ahead is None:
         return "prefetching is compared with not prefetching while answers are written"
@@ -79,20 +96,13 @@ def _policies(compared: Compared | None) -> list[tuple[str, str, str]]:
     ]
 
 
-def _ahead(ahead: tuple[float, float, int, bool] | None) -> list[tuple[str, str, str]]:
-    if ahead is None:
+def _both(seen: Seen | None, with_it: str, without: str, foretold: str = "") -> list[tuple[str, str, str]]:
+    """A row for each of two ways that were compared; `foretold`: behind the second's time."""
+    if seen is None:
         return []
-    with_ms, without_ms, tokens, goes_on = ahead
-    of = f"over {tokens} tokens"
+    with_ms, without_ms, tokens, goes_on = seen
+    of, more = f"over {tokens} tokens", with_ms - without_ms
     return [
-        (
-            "Prefetching",
-            f"{with_ms:.3g} ms a token, {of}",
-            "chosen" if goes_on else f"{with_ms - without_ms:+.3g} ms a token",
-        ),
-        (
-            "No prefetching",
-            f"{without_ms:.3g} ms a token, {of}",
-            f"{without_ms - with_ms:+.3g} ms a token" if goes_on else "chosen",
-        ),
+        (with_it, f"{with_ms:.3g} ms a token, {of}", "chosen" if goes_on else f"{more:+.3g} ms a token"),
+        (without, f"{without_ms:.3g} ms a token{foretold}, {of}", f"{-more:+.3g} ms a token" if goes_on else "chosen"),
     ]

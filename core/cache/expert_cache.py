@@ -45,6 +45,12 @@ class ExpertCache(CacheLayout):
         but for those that `place` leaves to the host."""
         return self.requests.acquire(layer, wanted, place)
 
+    def acquire_for_rows(self, layer: int, ids: npt.ArrayLike, wanted: Sequence[int], place: Place) -> Lease:
+        """`acquire` the experts `wanted` by several tokens, of which `place` leaves so many to the host that the others
+        fit. `ids` as of `in_waves`."""
+        self.core.chosen(layer, ids)
+        return self.acquire(layer, wanted, place)
+
     def in_waves(
         self,
         layer: int,

@@ -78,6 +78,11 @@ class ExpertStore:
         """Whether experts can ever be borrowed."""
         return False
 
+    @property
+    def lends_all(self) -> bool:
+        """Whether every expert can be borrowed at any time."""
+        return False
+
     def fetch(self, eid: int, slots: Sequence[torch.Tensor], first: int = 0) -> int:
         """Write blocks of an expert, from `first` on, into slots (uint8 [>= slot_bytes] each); returns the bytes read
         from disk for them.
@@ -135,6 +140,10 @@ class HostStore(ExpertStore):
 
     @property
     def lends(self) -> bool:
+        return True
+
+    @property
+    def lends_all(self) -> bool:
         return True
 
     def device_addresses(self) -> Sequence[int]:

@@ -16,8 +16,7 @@ import torch
 from core.cache.expert_cache import ExpertCache
 from core.cache.lease import Lease, LeasedSegment
 from core.errors import HostError, ModelError
-from core.memory.codec import Codec, make_codec
-from core.memory.codec.base import Base
+from core.memory.codec import on_cpu
 from core.memory.codec.fast.background import Background, most_threads
 from core.memory.codec.native.threads import lend
 from core.memory.slot import Slot
@@ -141,8 +140,23 @@ class HostCompute:
         self._slots.clear()
 
     def passed(self, step: StepRecord) -> None:
-        """A pass is over."""
-        self.throttle.note(step, self.costs.saved_ms() if self.costs is not None else 0.0)
+        """A pass is over; one over several rows decides nothing, as costs are those of one."""
+        if step.tokens == 1:
+            self.throttle.note(step, self.costs.saved_ms() if self.costs is not None else 0.0)
+
+    @property
+    def takes_rows(self) -> bool:
+        """Whether missing experts of several rows are computed where they lie, all of them: by the thread that would
+        compute them in slots, so that nothing is lost."""
+        return self._device.type == "cpu" and self._store.lends_all and isinstance(self._math[0], FastMath)
+
+    def choose_all(self, residents: int, missing: Sequence[int]) -> Collection[int]:
+        """As `choose`, where `takes_rows`."""
+        return self.hold(missing, len(missing))
+
+    def in_place(self, lease: Lease) -> list[LeasedSegment]:
+        """What the computing thread computes of a lease, until `end`."""
+        return [*lease.segments, *map(self._in_place, lease.hosted)]
 
     # ------------------------------------------------------------------ one layer
 
@@ -284,16 +298,3 @@ class HostCompute:
         self.failed = why
         log.warning("%s", why)
         self.say(why)
-
-
-def on_cpu(codec: Codec) -> Codec:
-    """The codec of the same experts in host memory."""
-    assert isinstance(codec, Base)
-    return make_codec(
-        codec.name,
-        specs=codec.specs,
-        dtype=codec.dtype,
-        device=torch.device("cpu"),
-        is_transposed=codec.is_transposed,
-        stored=codec.numbers,
-    )

@@ -105,7 +105,9 @@ class MoEStep:
             self.expert_cache.arrive(layer, routed.wanted)
         one = len(routed.chosen) == 1
         rows = self._rows(len(routed.chosen))(self.math[layer], self._product(layer, routed), hidden, routed)
-        if not one:
+        if not one and self._host is not None and self._host.takes_rows:
+            requests = self._rows_in_place(self._host, layer, rows, routed)
+        elif not one:
             requests = self._prompt(layer, rows, routed)
         elif self._host is None:
             requests = self._token(layer, rows, routed)
@@ -209,6 +211,16 @@ class MoEStep:
             self._compute(rows, batch)
         if self._on_gpu and lease.hosted:
             self.sink.hosted(*host.end(rows, lease.hosted))
+        self._release(lease)
+        return lease.requests
+
+    def _rows_in_place(self, host: HostCompute, layer: int, rows: Rows, routed: Routed) -> list[LeasedSegment]:
+        """As `_prompt`, with missing experts computed where they lie, so that all others fit in slots."""
+        lease = self.expert_cache.acquire_for_rows(layer, routed.chosen, routed.wanted, host.choose_all)
+        self._prefetch(layer, routed)
+        for batch in rows.batches(host.in_place(lease)):
+            self._compute(rows, batch)
+        host.end(rows, lease.hosted)
         self._release(lease)
         return lease.requests
 

@@ -17,7 +17,7 @@ class MissSettings:
     placement: Annotated[
         Literal["wait", "host", "measured", "auto"],
         Param(
-            "Where a missing expert is computed while one token is decoded. wait: on the device, which waits until it "
+            "Where a missing expert is computed. wait: on the device, which waits until it "
             "is copied. host: by the processor, where it lies in host memory, while the device computes the resident "
             "ones. measured: as many of a layer's missing experts by each as takes the least time, by what copies and "
             "computing have taken so far, and only where tokens with it are faster than tokens that wait, which take "
@@ -25,8 +25,9 @@ class MissSettings:
             "answer depends on it; of a model on a GPU in the reference arithmetic, the processor's sums have another "
             "order, and states are rounded to 8 bits where weights are: EXACT UP TO ROUNDING, two processors. An "
             "expert that the host computed may be copied into a slot afterwards, if the cache policy ranks it above "
-            "another and the link is not behind. Prompts, and several answers at a time, always wait. auto: measured, "
-            "where this load can and no bit of an answer depends on it; else wait.",
+            "another and the link is not behind. Several rows at a time, of prompts, batches and guesses, wait, except "
+            "on a CPU in the fast arithmetic with every expert in host memory. auto: measured, where this load can and "
+            "no bit of an answer depends on it; else wait.",
             title="Where misses are computed",
             name="miss_placement",
         ),

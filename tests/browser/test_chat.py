@@ -210,7 +210,8 @@ def test_text_files_go_with_a_message_and_stand_folded_in_it(dashboard: Dashboar
         "What is this?\n\nFile notes.md:\n````\n# Notes\n```\ncode\n```\n````\n\n"
         "File wide.txt:\n```\ngr\u00f6\u00dfer\n```\n\n"
     )
-    dashboard.ask(typed + "Tell me.").rest()
+    dashboard.ask(typed + "Tell me.").streaming()
+    dashboard.stop()
     message = page.locator("#chat [data-testid=user]").last
     assert message.locator("summary").all_inner_texts() == ["notes.md, 4 lines", "wide.txt, 1 line"]
     assert not message.locator("pre").first.is_visible()

@@ -101,6 +101,27 @@ def test_no_bit_depends_on_where_misses_are_computed(path: Path, format: str, ar
                 engine.expert_cache.check_integrity()
 
 
+def test_rows_of_prompts_and_guesses_wait_for_no_copy(engine: Engine) -> None:
+    wanted, _ = answer(engine)
+    emptied(engine, budget="25%", miss_placement="host", link_gbps=0.001, drafts="lookup")
+    engine.parts.drafter.gate.fixed = 4
+    seen, steps = list[torch.Tensor](), list[StepRecord]()
+
+    def draw(_: Sequence[int], given: torch.Tensor) -> int:
+        seen.append(given[0].clone())
+        return int(given[0].argmax())
+
+    for piece in engine.generate(Ids(PROMPT), Sampling(max_new_tokens=TOKENS), draw=draw):
+        steps += [piece.step] if piece.step is not None else []
+    engine.parts.drafter.gate.fixed = None
+    emptied(engine)
+    assert torch.equal(torch.stack(seen), wanted)
+    assert steps[0].phase == "prefill" and any(one.drafted for one in steps), "of each kind"
+    for one in steps:
+        assert one.stall_ms == one.demand_bytes == 0 < one.host_computed
+    engine.expert_cache.check_integrity()
+
+
 def test_measured_placement_needs_no_token_that_waits_where_it_clearly_saves(engine: Engine) -> None:
     emptied(engine, budget="25%", miss_placement="measured", link_gbps=0.001)
     _, steps = answer(engine, 9)
@@ -130,10 +151,12 @@ def test_measured_placement_takes_turns_with_waiting(engine: Engine, monkeypatch
     for name, number in {"REST": 3, "CLEAR": 0.0}.items():
         monkeypatch.setattr(f"core.policy.throttle.{name}", number)
     emptied(engine, budget="25%", miss_placement="measured", link_gbps=0.001)
+    before = len(engine.parts.telemetry.marks)
     _, steps = answer(engine, 14)
     foretells, waits, hosts, rest = [True] * 3, [False] * 2, [True] * 2, [False] * 3
     assert [one.host_computed > 0 for one in steps] == [*foretells, *waits, *hosts, *rest, *foretells]
-    said = [text for _, text in engine.parts.telemetry.marks if text.startswith("computing on the host")]
+    marks = [*engine.parts.telemetry.marks][before:]
+    said = [text for _, text in marks if text.startswith("computing on the host")]
     assert [text.split(":")[0] for text in said] == ["computing on the host paused, not told apart"]
 
 

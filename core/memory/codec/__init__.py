@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 import torch
 
-from core.memory.codec.base import ALIGN, Codec, Field, Layout, PartSpec, SlotParts
+from core.memory.codec.base import ALIGN, Base, Codec, Field, Layout, PartSpec, SlotParts
 from core.memory.codec.coded import QuantizedTensor
 from core.memory.codec.direct import FusedCodec, supported
 from core.memory.codec.formats import FORMATS, Format, Numbers, format_of, numbers_of
@@ -27,6 +27,7 @@ __all__ = [
     "format_of",
     "in_blocks",
     "make_codec",
+    "on_cpu",
 ]
 
 
@@ -45,6 +46,13 @@ def make_codec(
     ModelError when the format does not fit the model's shapes.
     """
     return _made(format_of(format), specs, dtype, device, is_transposed, stored)
+
+
+def on_cpu(codec: Codec) -> Codec:
+    """The codec of the same experts in host memory."""
+    assert isinstance(codec, Base)
+    format, cpu = format_of(codec.name), torch.device("cpu")
+    return _made(format, codec.specs, codec.dtype, cpu, codec.is_transposed, codec.numbers)
 
 
 def in_blocks(

@@ -3,8 +3,8 @@
 The ways take turns in blocks of decoded tokens, in the order usual, other, other, usual, and so on, so that what
 changes slowly concerns both. The first tokens of a block are not counted: the cache is still as the way before left it.
 Times are compared by their logarithms, so that a rare long one weighs little. It ends as soon as the difference exceeds
-its noise, within a block of the other way as well, so that few tokens are slower, or after MOST blocks, and then the
-usual way stays.
+its noise, within a block of the other way as well, so that few tokens are slower; after both ways had two blocks, once
+the other one is no longer ahead; or after MOST blocks. In both of these the usual way stays.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ LEAD, BLOCK = 2, 8  # tokens at the beginning of a block that are not counted, a
 FEWEST = 4  # counted tokens of a way before a difference is believed
 LEARNING = 4  # more tokens that are not counted in the first block of the other way, which may have to learn
 MOST = 12  # blocks
+FUTILE = 4  # blocks after which the other way has to be ahead
 SURE = 3.0  # standard errors, more of few tokens: the difference is looked at often, so two would be chance
 
 
@@ -67,7 +68,7 @@ class Comparison:
         few = 1 + 2 / min(len(usual), len(other))
         slower, noise = high - low, few * SURE * math.hypot(low_error, high_error)
         sure = abs(slower) > noise
-        if sure or self._blocks == MOST:
+        if sure or self._blocks == MOST or (self._blocks >= FUTILE and slower >= 0):
             faster = slower < 0 if sure else None
             self.result = Compared(math.exp(low), math.exp(high), min(len(usual), len(other)), faster)
 

@@ -36,9 +36,7 @@ from core.settings.misses import MissSettings
 from core.types import StepRecord
 
 log = logging.getLogger("moestro.host")
-
 Rows = ExpertRows | FastRows | FewRows
-
 CLOSE = 0.05  # of the largest logit: what other sums of some experts may do to logits, and states rounded to 8 bits
 _broken: list[object] = []  # what threads that failed may still write to
 
@@ -146,13 +144,16 @@ class HostCompute:
 
     @property
     def takes_rows(self) -> bool:
-        """Whether missing experts of several rows are computed where they lie, all of them: by the thread that would
-        compute them in slots, so that nothing is lost."""
+        """Whether missing experts of several rows may be computed where they lie, by the computing thread."""
         return self._device.type == "cpu" and self._store.lends_all and isinstance(self._math[0], FastMath)
 
-    def choose_all(self, residents: int, missing: Sequence[int]) -> Collection[int]:
-        """As `choose`, where `takes_rows`."""
-        return self.hold(missing, len(missing))
+    def choose_of_rows(self, residents: int, missing: Sequence[int]) -> Collection[int]:
+        """As `choose`, where `takes_rows`: what fits into slots is copied as far as computing surely hides that."""
+        if self.costs is None or not missing:
+            return self.hold(missing, len(missing))
+        room = self._expert_cache.capacity_for(missing[0] // self._expert_cache.experts) - residents
+        hidden = self.costs.hidden(residents + len(missing), self._transfers.copy_s(self._store.blob_bytes))
+        return self.hold(reversed(missing), len(missing) - max(0, min(hidden, room)))
 
     def in_place(self, lease: Lease) -> list[LeasedSegment]:
         """What the computing thread computes of a lease, until `end`."""

@@ -215,8 +215,8 @@ class MoEStep:
         return lease.requests
 
     def _rows_in_place(self, host: HostCompute, layer: int, rows: Rows, routed: Routed) -> list[LeasedSegment]:
-        """As `_prompt`, with missing experts computed where they lie, so that all others fit in slots."""
-        lease = self.expert_cache.acquire_for_rows(layer, routed.chosen, routed.wanted, host.choose_all)
+        """As `_prompt`, with so many missing experts computed where they lie that the others fit in slots."""
+        lease = self.expert_cache.acquire_for_rows(layer, routed.chosen, routed.wanted, host.choose_of_rows)
         self._prefetch(layer, routed)
         for batch in rows.batches(host.in_place(lease)):
             self._compute(rows, batch)

@@ -35,6 +35,11 @@ class PlacementCosts:
             return 1
         return found
 
+    def hidden(self, experts: int, copy_s: float) -> int:
+        """How many copies end while so many experts are computed, of one row each; of more rows they take longer."""
+        each_s = copy_s or self.costs.copy_s
+        return int(experts * self.costs.device_s / each_s) if each_s else experts
+
     def saved_ms(self) -> float:
         """Milliseconds that the choices that were weighed since the last call have saved, by these costs, beside
         waiting for every copy."""

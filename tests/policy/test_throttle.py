@@ -5,7 +5,7 @@ import random
 import numpy as np
 import pytest
 
-from core.policy.comparison import BLOCK, LEAD, LEARNING, MOST, Comparison
+from core.policy.comparison import BLOCK, FUTILE, LEAD, LEARNING, MOST, Comparison
 from core.policy.comparison import FEWEST as FEW
 from core.policy.throttle import CLEAR, LONGEST, REST, Throttle
 from core.policy.throttle import FEW as SHOWN
@@ -62,7 +62,7 @@ def test_ways_take_turns_and_their_first_tokens_do_not_count() -> None:
     for _ in range(4 * (LEAD + BLOCK) + LEARNING):
         order.append(one.other)
         early = len(order) in (1, 2) or order[-2:] == [False, True] or order[-2:] == [True, False]
-        one.note(1e9 if early else 10.0 + len(order) % 2)
+        one.note(1e9 if early else (9.9 if order[-1] else 10.0) + len(order) % 2)  # a little ahead, and not surely
     assert order.count(False) == 2 * (LEAD + BLOCK) and order.count(True) == 2 * (LEAD + BLOCK) + LEARNING
     assert [a for a, b in zip(order, [None, *order], strict=False) if a != b] == [False, True, False]
     assert one.result is None
@@ -72,8 +72,16 @@ def test_equal_ways_are_rarely_told_apart_and_those_that_differ_by_twice_the_noi
     same = [compared(10.0, 10.0, 0.15, seed)[0].result for seed in range(200)]
     assert sum(one is not None and one.faster is not None for one in same) <= 10
     slower = [compared(10.0, 13.0, 0.15, seed)[0].result for seed in range(100)]
-    assert sum(one is not None and one.faster is False for one in slower) >= 99
-    assert all(one is None or one.faster is not True for one in slower)
+    assert all(one is not None and one.faster is not True for one in slower)
+    assert sum(one is not None and one.faster is False for one in slower) >= 90, "or it was no longer ahead"
+    faster = [compared(13.0, 10.0, 0.15, seed)[0].result for seed in range(100)]
+    assert sum(one is not None and one.faster is True for one in faster) >= 99
+
+
+def test_a_way_that_is_not_ahead_after_two_blocks_is_left() -> None:
+    tokens = [compared(10.0, 10.0, 0.15, seed)[1] for seed in range(200)]
+    early = FUTILE * (LEAD + BLOCK) + LEARNING
+    assert sum(count <= early for count in tokens) > 80 and max(tokens) == MOST * (LEAD + BLOCK) + LEARNING
 
 
 def test_it_pauses_where_it_costs_and_asks_again_ever_later() -> None:

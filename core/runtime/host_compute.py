@@ -73,7 +73,6 @@ class HostCompute:
         """With `measured`, whether it is used at all: by tokens with it and without it."""
 
     # ------------------------------------------------------------------ between two passes
-
     @property
     def active(self) -> bool:
         """Whether missing experts may be computed by the host."""

@@ -183,6 +183,7 @@ def test_a_damaged_file_is_timed_anew(file: Path, damage: Callable[[str], str]) 
 
 
 def test_a_folder_that_cannot_be_written_is_no_error(tmp_path: Path) -> None:
+    (tmp_path / "none").write_text("a file in its place")
     keep_in(tmp_path / "none" / "products.json")
     fake = Fake(codes=(0.0, 1.0), torch=(0.0, 2.0))
     assert chosen(fake) == "codes" and chosen(fake) == "codes" and fake.calls

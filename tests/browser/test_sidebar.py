@@ -75,8 +75,9 @@ def test_every_live_control_moves_its_setting_while_tokens_stream(dashboard: Das
             dashboard.expect_mark(lambda c=choice, k=kind: dashboard.choose(f"set-{k}", c.title), kind)
             for param in choice.params:
                 dashboard.page.wait_for_selector("#set-" + choice.full_name(param).replace(".", "-"), state="visible")
-    others = ("scope", "global"), ("scope", "layer"), ("drafts", "lookup"), ("link", "emulated")
-    for name, other in others[0 if every else 3 :]:
+    drafts = "off" if dashboard.value("#set-drafts input") == "lookup" else "lookup"
+    menus = [("scope", "global"), ("scope", "layer"), ("drafts", drafts), ("miss_placement", "host")]
+    for name, other in [*(menus if every else []), ("link", "emulated")]:
         dashboard.expect_mark(lambda n=name, o=other: dashboard.choose(f"set-{n}", o), name)
     for name, value in (("link_gbps", 2.5 + every), ("link_latency_us", 50 + every))[: None if every else 1]:
         dashboard.expect_mark(lambda n=name, v=value: dashboard.slide(f"set-{n}", v), name)
@@ -88,6 +89,7 @@ def test_every_live_control_moves_its_setting_while_tokens_stream(dashboard: Das
     dashboard.page.wait_for_selector("#set-link_gbps", state="hidden")
     if not every:
         return
+    dashboard.expect_mark(lambda: dashboard.slide("set-host_threads", 2), "host_threads")
     dashboard.expect_mark(lambda: dashboard.slide("set-kv_chats", 2), "kv_chats")
     dashboard.expect_mark(lambda: dashboard.type_in("set-pins", "0:3 1:2"), "pins")
     moved = {mark.split()[0] for mark in dashboard.marks()}
@@ -269,7 +271,7 @@ def test_a_preset_applies_all_its_values_and_moving_a_knob_makes_it_custom(dashb
     dashboard.choose("set-preset", "FineMoE")
     dashboard.wait_text("#about-preset", "FineMoE section 4")
     dashboard.wait_deck("marks", shown)
-    assert {"eviction", "scope", "predictor"} <= {mark.split()[0] for mark in dashboard.marks()[-8:]}
+    assert {"eviction", "scope", "predictor"} <= {mark.split()[0] for mark in dashboard.marks()[-10:]}
     assert [dashboard.value(f"#set-{name} input") for name in ("eviction", "scope", "predictor")] == [
         "FineMoE",
         "global",

@@ -132,9 +132,7 @@ class HostCompute:
         """End the threads."""
         if self.team is not None:
             self.team.close()
-        self.team = None
-        self._steps.clear()
-        self._slots.clear()
+        self.team, self._steps, self._slots = None, {}, {}
 
     def passed(self, step: StepRecord) -> None:
         """A pass is over; one over several rows decides nothing, as costs are those of one."""
@@ -150,7 +148,9 @@ class HostCompute:
         """As `choose`, where `takes_rows`: what fits into slots is copied as far as computing surely hides that."""
         if self.costs is None or not missing:
             return self.hold(missing, len(missing))
-        room = self._expert_cache.capacity_for(missing[0] // self._expert_cache.experts) - residents
+        cache = self._expert_cache
+        held = residents + sum(map(cache.core.is_resident, missing))  # slots of copies that have not landed, too
+        room = cache.capacity_for(missing[0] // cache.experts) - held
         hidden = self.costs.hidden(residents + len(missing), self._transfers.copy_s(self._store.blob_bytes))
         return self.hold(reversed(missing), len(missing) - max(0, min(hidden, room)))
 

@@ -14,6 +14,7 @@ from core.errors import HostError, SettingError
 from core.memory.codec.fast import background
 from core.memory.codec.fast import background_code as code
 from core.runtime.host_compute import HostCompute
+from core.runtime.placement import PlacementCosts
 from core.runtime.program.experts import FastMath
 from core.settings.config import Settings
 from core.settings.loading import LoadSpec
@@ -119,6 +120,21 @@ def test_rows_of_prompts_and_guesses_wait_for_no_copy(engine: Engine) -> None:
     assert steps[0].phase == "prefill" and any(one.drafted for one in steps), "of each kind"
     for one in steps:
         assert one.stall_ms == one.demand_bytes == 0 < one.host_computed
+    engine.expert_cache.check_integrity()
+
+
+def test_a_prompt_copies_no_more_than_fits_beside_copies_that_have_not_landed(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    emptied(engine)
+    wanted, _ = answer(engine)
+    monkeypatch.setattr(PlacementCosts, "hidden", lambda self, experts, copy_s: 10**6)  # all that fits is copied
+    emptied(engine, budget="25%", miss_placement="measured", link_gbps=0.002)
+    for first in range(3):
+        other = [*reversed(PROMPT[first:])]  # nothing of it is kept
+        assert list(engine.generate(Ids(other), Sampling(max_new_tokens=4)))
+        found, steps = answer(engine)
+        assert torch.equal(found, wanted) and sum(one.host_admitted for one in steps) > 0
     engine.expert_cache.check_integrity()
 
 

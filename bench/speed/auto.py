@@ -30,6 +30,7 @@ FIXED: Mapping[str, Mapping[str, object]] = {
     "gate": {"eviction": "lcp", "predictor": "gate", "prefetch_deadline": True},
     "transitions": {"eviction": "lcp", "predictor": "transitions"},
     "host": {"eviction": "lcp", "predictor": "none", "miss_placement": "host"},
+    "in place": {"eviction": "lcp", "predictor": "none", "miss_placement": "host", "host_threads": 0},
     "measured": {"eviction": "lcp", "predictor": "none", "miss_placement": "measured"},
 }
 WORST, MEDIAN, OVER_WAIT = 1.15, 1.05, 1.03  # goals: over the best fixed settings, and over LRU without prefetching
@@ -74,7 +75,7 @@ def _token_ms(engine: Engine, kind: str, where: Mapping[str, object], prompt: li
     """Milliseconds of each decoded token."""
     plain = preset("on_demand").values  # of everything that presets set
     chosen = preset("auto").values if kind == "auto" else {**plain, **FIXED[kind]}
-    engine.change({**plain, "link": "own"})
+    engine.change({**plain, "link": "own", "host_threads": 1})
     engine.expert_cache.start_over()
     engine.change({**chosen, **where})
     pieces = engine.generate(Ids(prompt), Sampling(temperature=0.0, max_new_tokens=tokens + 1))

@@ -158,7 +158,7 @@ class SettingsController:
         to.memory.link.configure(old.link, new.link)
         to.prediction.throttle.enabled = new.prefetch.auto
         if changed:
-            to.prediction.throttle.restart()  # what these measured was of other settings
+            to.prediction.throttle.restart(str(new.prefetch))  # what these measured was of other settings
             to.host.throttle.restart()
             to.prediction.predictor_host.answer_wait.restart()
         if changed.keys() - {"drafts"}:
@@ -253,6 +253,7 @@ def begin(settings: Settings, to: EngineParts) -> None:
     to.memory.link.configure(None, settings.link)
     to.memory.expert_cache.prefetch_by(None, settings.prefetch)
     to.prediction.throttle.enabled, to.prediction.throttle.after = settings.prefetch.auto, to.host.throttle
+    to.prediction.throttle.restart(str(settings.prefetch))
     to.prediction.throttle.say = lambda text: to.telemetry.mark(to.recorder.index, text)
     to.prediction.capture.shadows.configure(settings, to.prediction.predictor_host.profile)
     to.prediction.miss.configure(None, settings.lossy, to.prediction.predictor_host.profile)

@@ -7,6 +7,7 @@ from typing import Any
 from core.memory.ticket import Ticket
 
 SPANS = 64  # number of recent copy times kept
+GROWS = 1.01  # with each copy, what the fastest one lately took
 
 
 class CopyRecords:
@@ -18,6 +19,16 @@ class CopyRecords:
         self._byte_s = 0.0  # their median
         self._finished: deque[Ticket] = deque(maxlen=65536)
         self._stalls: list[tuple[Any, Any, bool]] = []
+        self._place_s = 0.0  # of a byte out of host memory into a slot on a CPU, undisturbed; 0 = not known
+
+    def placed(self, size_bytes: int, seconds: float) -> None:
+        """A copy out of host memory into a slot on a CPU took so long."""
+        place_s = seconds / size_bytes
+        self._place_s = min(place_s, GROWS * self._place_s or place_s)
+
+    def placing_s(self, size_bytes: int) -> float:
+        """Seconds that such a copy takes undisturbed; 0 before the first."""
+        return size_bytes * self._place_s
 
     def take_finished(self) -> list[Ticket]:
         """Copies completed since the last call, each returned once; on CUDA their durations come from the device's

@@ -60,6 +60,12 @@ class Ticket:
         """The expert of the segment."""
         return self.segment.eid
 
+    def fail(self, error: BaseException) -> None:
+        """It will never be made, unless it is done."""
+        if not self.done.is_set():
+            self.error, self.state = error, LANDED
+            self.done.set()
+
 
 class Queue:
     """Copies that have not started: demands first, in FIFO order; then prefetches by descending priority, ties in

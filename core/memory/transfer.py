@@ -2,7 +2,8 @@
 
 One worker thread serves the queue when experts come from host memory, two when they are read from disk. No prefetch
 starts while a demand is queued or in flight. On a CPU, a thread that waits for a queued copy performs it itself instead
-of blocking, and no worker is woken where that takes longer than the copy. On CUDA copies are issued on a separate
+of blocking, and no worker is woken where that takes longer than the copy: what the host has computed is then copied by
+the thread that submits it, unless the link is in use. On CUDA copies are issued on a separate
 stream, and the compute stream (not the host) waits for their events: a demand for a row in pinned memory is issued by
 the thread that requests it, which takes some microseconds and waits for no other thread; all else is issued by the
 workers. A copy that fails raises in the thread that waits for it, and nowhere else; an error of the device ends the
@@ -25,8 +26,6 @@ from core.system.native import openmp
 
 __all__ = ["CANCELLED", "LANDED", "QUEUED", "STARTED", "Ticket", "TransferEngine"]
 
-GROWS = 1.01  # with each copy, what the fastest one lately took
-
 
 class TransferEngine(CopyRecords):
     """Runs all copies over the link. `fetch(eid, raws, first)` writes blocks of an expert, from `first` on, into slots,
@@ -46,7 +45,6 @@ class TransferEngine(CopyRecords):
         self.pace = Pace(0.0, 0.0)
         self.hurried = False  # copies ignore the emulated pace, because they are not measured
         self._handover_s = 0.0 if self._cuda else handover_s()
-        self._place_s = 0.0  # of a byte out of host memory into a slot on a CPU, undisturbed; 0 = not known
         self._queue = Queue()
         self._flying: list[Ticket] = []  # started and not finished by this process
         self._lock = threading.Condition()
@@ -64,11 +62,11 @@ class TransferEngine(CopyRecords):
         with self._lock:
             ticket.submitted_s = time.perf_counter()
             if self._lost is not None:
-                _fail(ticket, self._lost)
+                ticket.fail(self._lost)
                 return ticket
             self._queue.push(ticket)
             own = self._take_over(ticket)
-            if not own and not (ticket.waited and 0 < ticket.bytes * self._place_s < self._handover_s):
+            if not own and not (ticket.waited and self._is_quick(ticket)):
                 self._lock.notify()
         if own:
             self._copy(ticket)
@@ -195,22 +193,32 @@ class TransferEngine(CopyRecords):
             thread.join()
 
     def _take_over(self, ticket: Ticket) -> bool:
-        """On CUDA, whether this thread issues a queued copy itself: it is then no longer queued. Requires the lock."""
-        if not self._cuda or not ticket.demand or self.pace or not self._is_pinned(ticket.eid):
-            return False
-        self._queue.remove(ticket)
-        self._start(ticket)
-        return True
-
-    def _steal(self, ticket: Ticket) -> bool:
+        """Whether this thread makes, or on CUDA issues, a queued copy itself: it is then no longer queued. Requires the
+        lock."""
         if self._cuda:
-            return False
-        with self._lock:
-            if ticket.state != QUEUED:
-                return False
+            own = ticket.demand and not self.pace and self._is_pinned(ticket.eid)
+        else:
+            own = ticket.behind and self._is_quick(ticket) and self._is_idle(ticket)
+        if own:
             self._queue.remove(ticket)
             self._start(ticket)
-            return True
+        return own
+
+    def _is_quick(self, ticket: Ticket) -> bool:
+        """Whether waking a worker takes longer than the copy, on a CPU and out of host memory."""
+        return 0 < self.placing_s(ticket.bytes) < self._handover_s
+
+    def _is_idle(self, ticket: Ticket) -> bool:
+        """Whether nothing but this copy is queued or in flight. Requires the lock."""
+        return len(self._queue) == 1 and not self._flying and not (self.pace and self.pace.free_s > ticket.submitted_s)
+
+    def _steal(self, ticket: Ticket) -> bool:
+        with self._lock:
+            own = not self._cuda and ticket.state == QUEUED
+            if own:
+                self._queue.remove(ticket)
+                self._start(ticket)
+            return own
 
     def _start(self, ticket: Ticket) -> None:
         """Mark a copy as occupying the link. Requires the lock."""
@@ -228,8 +236,7 @@ class TransferEngine(CopyRecords):
                 began_s = time.perf_counter()
                 ticket.disk_bytes = self._fetch(eid, raws, blocks.start)
                 if not ticket.disk_bytes:
-                    place_s = (time.perf_counter() - began_s) / ticket.bytes
-                    self._place_s = min(place_s, GROWS * self._place_s or place_s)
+                    self.placed(ticket.bytes, time.perf_counter() - began_s)
             else:
                 with self._issuing if self._is_pinned(eid) else nullcontext(), torch.cuda.stream(self._stream):
                     for slot in ticket.slots:
@@ -278,7 +285,7 @@ class TransferEngine(CopyRecords):
                 left = [*self._queue.demand, *self._queue.prefetch, *self._flying]
                 self._queue = Queue()
                 for ticket in left:
-                    _fail(ticket, self._lost)
+                    ticket.fail(self._lost)
                 self._lock.notify_all()
 
     def _serve_all(self) -> None:
@@ -291,10 +298,3 @@ class TransferEngine(CopyRecords):
                     waited.synchronize()
                 previous = ticket.event
             del ticket  # or an idle worker would keep the memory of a slot that was freed since
-
-
-def _fail(ticket: Ticket, error: BaseException) -> None:
-    """A copy that will never be made."""
-    if not ticket.done.is_set():
-        ticket.error, ticket.state = error, LANDED
-        ticket.done.set()

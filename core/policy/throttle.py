@@ -38,7 +38,8 @@ class Throttle:
     why there was none: (ms waited for copies, ms) of a token.
 
     What `foretells` how much it saves is not paused at first: tokens are compared only where that is neither clearly
-    much nor next to nothing.
+    much nor next to nothing. What predicting took is kept by the `way` that it is done, so that the first look after a
+    `restart` needs no token with it where that is more than can be saved.
     """
 
     def __init__(self, what: str = "prefetching", *, foretells: bool = False) -> None:
@@ -46,10 +47,12 @@ class Throttle:
         self.after: Throttle | None = None  # what is compared first, as it saves the same waiting
         self.say: Callable[[str], None] = lambda text: None
         self.enabled = False
+        self._known_ms = dict[str, float]()  # the least that predicting took of a token, by way
         self.restart()
 
-    def restart(self) -> None:
-        """Discard all measurements because what is done, or how, has changed."""
+    def restart(self, way: str = "") -> None:
+        """Discard all measurements because what is done, or how, has changed. `way`: how it is predicted now."""
+        self._way, self._knows = way, way in self._known_ms
         self.last: Compared | None = None
         self.predicted = False  # `last` is by what was foretold
         self.waits: tuple[float, float] | None = None
@@ -104,10 +107,13 @@ class Throttle:
             self._took.append(step.total_ms / step.tokens)
             if self._comparison.tried and sum(self._waited) < LITTLE * sum(self._took):
                 self._leave("")
+            elif self._comparison.tried and self._knows:
+                self._weigh_predicting()
         elif with_it:
             self._predicted.append(step.predict_ms / step.tokens)
-            if len(self._predicted) == FEW and min(self._predicted) > most(self._waited):
-                self._leave(f", predicting takes {min(self._predicted):.3g}")
+            if len(self._predicted) == FEW:
+                self._known_ms[self._way] = min(self._predicted)
+                self._weigh_predicting()
 
     def _weigh(self, took_ms: tuple[float, ...], saved_ms: tuple[float, ...]) -> None:
         """By what was foretold of FEW tokens with it: it goes on, is paused, or is compared."""
@@ -117,6 +123,12 @@ class Throttle:
             faster = True if max(shares) <= CLEAR else None
             self._conclude(Compared(mean_ms + sum(saved_ms) / FEW, mean_ms, FEW, faster), ", as foretold")
             self.predicted = True
+
+    def _weigh_predicting(self) -> None:
+        """Leave where it takes longer than copies are waited for."""
+        self._knows = False  # of the next look tokens are measured again
+        if self._known_ms[self._way] > most(self._waited):
+            self._leave(f", predicting takes {self._known_ms[self._way]:.3g}")
 
     def _leave(self, why: str) -> None:
         """There is too little to save."""

@@ -120,6 +120,8 @@ class HostCompute:
             self.team = Background(wanted) if wanted else None
         self.throttle.enabled = decides = self.active and new.placement == "measured"
         self.costs = PlacementCosts(self._measured()) if decides else None
+        if self.costs is not None and not self.costs.costs.threads:
+            self.close()
 
     def _measured(self) -> Costs:
         trial = LayerTrial(self, self._math[0], self._expert_cache, self._store)

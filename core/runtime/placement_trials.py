@@ -11,7 +11,7 @@ import torch
 from core.cache.expert_cache import ExpertCache
 from core.cache.lease import Lease, LeasedSegment
 from core.memory.store import ExpertStore
-from core.policy.placement import Costs
+from core.policy.placement import Costs, Layer, layer_s
 from core.runtime.expert_math import ExpertMath
 from core.runtime.placement import LEAST_S
 from core.runtime.program.experts import FastMath
@@ -115,18 +115,22 @@ class LayerTrial:
 
 
 def trial_costs(trial: LayerTrial, copy_s: float, threads: int) -> Costs:
-    """The costs of a load. `copy_s`: of one expert, where that is known."""
+    """The costs of a load. `copy_s`: of one expert, where that is known. `threads` of the host; the costs have 0 on a
+    CPU whose computing threads do residents and missing experts in their turn in no more time."""
     gpu, most = trial.device.type == "cuda", trial.most
     if not most:  # nothing to try: as if each took as long as a copy
         return Costs(copy_s, 0.0, copy_s, copy_s, 0.0, copy_s, threads, gpu)
     copy_s = copy_s or trial.copied_s()
     fixed_s, device_s = line([trial.usual(n, 0).device_s for n in (1, most)], most)
-    if not threads and not gpu:  # the computing thread does both alike
-        return Costs(copy_s, fixed_s, device_s, device_s, 0.0, device_s, 0, gpu)
+    alike = Costs(copy_s, fixed_s, device_s, device_s, 0.0, device_s, 0, gpu)  # the computing thread does both
+    if not threads and not gpu:
+        return alike
     half = max(1, most // 2)
     both = trial.usual(half, half)
     beside_s = device_s if gpu else max(LEAST_S, (both.device_s - fixed_s) / half)
-    return Costs(copy_s, fixed_s, device_s, beside_s, both.hand_s, both.host_s / half, threads, gpu)
+    apart = Costs(copy_s, fixed_s, device_s, beside_s, both.hand_s, both.host_s / half, threads, gpu)
+    layer = Layer(half, half)
+    return alike if not gpu and layer_s(alike, layer, half) <= layer_s(apart, layer, half) else apart
 
 
 def line(seconds: Sequence[float], count: int) -> tuple[float, float]:

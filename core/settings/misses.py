@@ -36,8 +36,9 @@ class MissSettings:
         int,
         Param(
             "Threads of their own that compute missing experts in host memory. More than leave the computing thread a "
-            "processor count as that many. 0: the computing thread does it itself, after the resident ones on a CPU, "
-            "and on a GPU while that computes these.",
+            "processor count as that many. 0: the computing thread does it itself, together with the resident ones on "
+            "a CPU, and on a GPU while that computes these. On a CPU measured and auto use them only where that is "
+            "measured to be faster.",
             title="Host threads",
             low=0,
             high=MOST_THREADS,

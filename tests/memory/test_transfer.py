@@ -211,6 +211,55 @@ def test_the_real_link_has_a_speed() -> None:
     assert measure_gbps(CPU, size_bytes=1 << 20, repeats=2) > 0
 
 
+def test_what_the_host_computed_is_copied_by_who_submits_it_where_waking_a_worker_takes_longer() -> None:
+    by = list[threading.Thread]()
+    begun, held = threading.Event(), threading.Event()
+
+    def fetch(eid: int, raws: Sequence[torch.Tensor], first: int) -> int:
+        by.append(threading.current_thread())
+        if eid == 9:
+            begun.set()
+            assert held.wait(60)
+        return 0
+
+    def behind(eid: int) -> Ticket:
+        one = ticket(eid, demand=False)
+        one.behind = True
+        return link.submit(one)
+
+    link, me = TransferEngine(CPU, fetch), threading.current_thread()
+    try:
+        assert behind(0).done.wait(60) and by[0] is not me, "what a copy takes is not known"
+        link._handover_s = 60.0
+        assert link.landed(behind(1)) and by[1] is me
+        assert link.submit(ticket(2, demand=False)).done.wait(60) and by[2] is not me, "a prefetch is a worker's"
+        link.submit(ticket(9, demand=True))
+        assert begun.wait(60)
+        late = behind(3)
+        assert late.state == QUEUED, "it begins when no demand is in flight"
+        held.set()
+        assert late.done.wait(60) and by[4] is not me
+        link._handover_s = 0.0
+        assert behind(4).done.wait(60) and by[5] is not me, "a worker makes what takes longer"
+    finally:
+        held.set()
+        link.close()
+
+
+def test_a_slow_link_that_is_in_use_makes_copies_behind_wait() -> None:
+    link = TransferEngine(CPU, lambda eid, raws, first: 0)
+    try:
+        link.wait(link.submit(ticket(0, demand=True)))
+        link.pace, link._handover_s = Pace(0.001, 0.0), 60.0
+        first, second = ticket(1, demand=False), ticket(2, demand=False)
+        first.behind = second.behind = True
+        link.submit(first)
+        assert first.state == LANDED and not link.landed(first), "its bytes are there, and the emulated link is busy"
+        assert link.submit(second).state == QUEUED and link.cancel(second)
+    finally:
+        link.close()
+
+
 @pytest.mark.parametrize("then", ["wait", "wake"])
 def test_what_is_waited_for_is_left_where_waking_a_worker_takes_longer_than_the_copy(then: str) -> None:
     """Until it is waited for, or was to be."""

@@ -165,6 +165,29 @@ def test_another_setting_begins_anew() -> None:
     assert one.paused and len(said) == 2
 
 
+def test_what_predicting_took_is_known_to_the_next_first_look_of_the_same_way() -> None:
+    one, said = throttle()
+
+    def tokens_with_it(way: str, predict_ms: float, waited: float = 0.05) -> int:
+        one.restart(way)
+        count, looks = 0, len(said)
+        while len(said) == looks:
+            count += not one.paused
+            one.note(step(10.0, waited=waited, predict_ms=0.0 if one.paused else predict_ms))
+        return count
+
+    assert tokens_with_it("gate", 0.9) == SHOWN
+    assert tokens_with_it("gate", 0.9) == 0 and "predicting takes 0.9" in said[-1]
+    assert tokens_with_it("transitions", 0.9) == SHOWN, "another way"
+    assert tokens_with_it("gate", 0.9, waited=0.5) > SHOWN, "it may save more than it takes"
+    tokens_with_it("gate", 0.9)
+    feed(one, REST)
+    assert one.comparing
+    while one.paused:
+        one.note(step(10.0, waited=0.05))
+    assert one.comparing, "it is measured anew"
+
+
 def foretelling(saved_ms: float, count: int = SHOWN) -> tuple[Throttle, list[str]]:
     """A throttle of what foretells to save so much of each of some tokens of 10 ms."""
     one, said = Throttle("computing on the host", foretells=True), list[str]()

@@ -1,10 +1,13 @@
 """The costs of placement follow what passes measure, and are tried again where the host computes nothing."""
 
+from typing import cast
+
 import pytest
+import torch
 
 from core.policy.placement import Costs, Layer
 from core.runtime.placement import PROBED, PlacementCosts
-from core.runtime.placement_trials import line
+from core.runtime.placement_trials import LayerTrial, Seen, line, trial_costs
 
 COSTS = Costs(0.001, 0.0001, 0.0002, 0.0003, 0.0001, 0.0004, threads=1, gpu=False)
 
@@ -47,3 +50,29 @@ def test_fixed_and_each_of_two_measurements() -> None:
     assert line([0.003, 0.003], 1) == pytest.approx((0.0, 0.003))
     fixed_s, each_s = line([0.003, 0.001], 8)  # noise
     assert fixed_s >= 0 < each_s
+
+
+@pytest.mark.parametrize(
+    ("device", "beside_ms", "hand_ms", "threads"),
+    [
+        ("cpu", 0.2, 0.01, 1),  # a processor of its own: two experts at once
+        ("cpu", 0.4, 0.01, 0),  # the same processors: each takes twice as long
+        ("cpu", 0.2, 3.0, 0),  # handing over takes longer than computing
+        ("cuda", 0.4, 3.0, 1),  # a GPU's host computes with its threads, or not at all
+    ],
+)
+def test_threads_of_the_host_are_used_where_they_are_measured_to_be_faster(
+    device: str, beside_ms: float, hand_ms: float, threads: int
+) -> None:
+    class Trial:
+        most = 8
+
+        def __init__(self) -> None:
+            self.device = torch.device(device)
+
+        def usual(self, here: int, hosted: int) -> Seen:
+            each_s = (beside_ms if hosted else 0.2) / 1e3
+            return Seen(here * each_s, hosted * each_s, hand_ms / 1e3)
+
+    costs = trial_costs(cast(LayerTrial, Trial()), 1.0, 1)
+    assert costs.threads == threads and costs.copy_s == 1.0

@@ -69,6 +69,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         choices=PEERS,
     )
     option("prompts", "how many (default: 20)", type=count, metavar="N")
+    option("drawn", "combinations of budget and link drawn at random (default: 4)", type=count, metavar="N")
     option("rounds", "rounds to take medians of", type=count, metavar="N")
     option("tokens", "decode passes a round", type=count, metavar="N")
     option("questions", "questions that a mode answers", type=count, metavar="N")

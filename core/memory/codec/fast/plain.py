@@ -144,7 +144,7 @@ def _columns(
     for start in range(0, LANES, AT_ONCE):
         lanes = range(start, start + AT_ONCE)
         found = [ZERO] * (AT_ONCE * len(vectors))
-        for slot in range(matrix.cuts):
+        for slot in range(matrix.blocks):
             with code.loop(0, own // LANES, 1, [(FLOATS, total) for total in found]) as each:
                 each.next = step(slot, code.times(each.index, LANES), lanes, each.values)
             found = step(slot, own - rest, lanes, each.values) if rest else each.values

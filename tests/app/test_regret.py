@@ -307,8 +307,7 @@ def test_another_policy_is_better_only_if_it_hits_more_of_the_same(own: float, p
 
 
 @pytest.mark.parametrize(
-    ("lfu", "better"),
-    [([0.6, 0.6, 0.6, 0.6], True), ([0.9, 0.3, 0.9, 0.3], False), ([0.6], False), ([], False)],
+    ("lfu", "better"), [([0.6, 0.6, 0.6, 0.6], True), ([0.9, 0.3, 0.9, 0.3], False), ([0.6], False), ([], False)]
 )
 def test_a_gain_within_its_noise_advises_nothing(lfu: list[float], better: bool) -> None:
     """Five points on blocks of the same tokens: alike on all, on some and not on others, and too few to tell."""

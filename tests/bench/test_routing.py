@@ -11,14 +11,7 @@ import pytest
 
 from app import cli
 from bench.harness.engines import divided
-from bench.routing import (
-    buddies,
-    buddy_figures,
-    estimator,
-    map_figures,
-    methods,
-    overhead,
-)
+from bench.routing import buddies, buddy_figures, estimator, map_figures, methods, overhead
 from bench.routing.map_figures import Iteration
 from bench.routing.probe import PredictorProbe, subjects
 from bench.routing.skeleton import TINY, measure

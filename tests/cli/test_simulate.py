@@ -176,9 +176,8 @@ def test_a_presets_settings_of_prefetching_act_and_give_way(trace: Path, capsys:
         assert moved["prefetching"] == result(capsys, *words, "--set", f"{name}=off")[0]["prefetching"]
     assert cli.main(["simulate", *map(str, words)]) == 0
     assert "prefetch_auto" in capsys.readouterr().err
-    assert (
-        cli.main(["simulate", *map(str, words[:8]), "--preset", "speculating_execute", "--predictors", "recent"]) == 0
-    )
+    lossy = "--preset", "speculating_execute", "--predictors", "recent"
+    assert cli.main(["simulate", *map(str, words[:8]), *lossy]) == 0
     assert "compute lossily is not simulated" in capsys.readouterr().err
 
 
@@ -227,24 +226,8 @@ def test_a_profile_of_another_model_is_refused(
 def test_prefetchers_beside_what_perfect_prefetching_would_reach(
     trace: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    words = (
-        "--trace",
-        trace,
-        "--slots",
-        "25%,50%",
-        "--predictors",
-        "recent, none,transitions",
-        "--compute-ms",
-        6,
-        "--gbps",
-        2,
-        "--expert-mb",
-        3,
-        "--latency-us",
-        500,
-        "--start",
-        "filled",
-    )
+    words = ("--trace", trace, "--slots", "25%,50%", "--predictors", "recent, none,transitions")
+    words += (*"--compute-ms 6 --gbps 2 --expert-mb 3 --latency-us 500 --start filled".split(),)
     found, table = result(capsys, *words)
     assert list(found["hit_rate"]) == list(found["prefetching"]) == ["lru"]  # unless others are named
     for size in ("25%", "50%"):
@@ -269,11 +252,7 @@ def test_settings_of_prefetchers_act_and_times_may_come_from_a_profile(
     given = ("--trace", trace, "--predictors", "transitions", "--slots", "25%", "--policies", "lfru")
     given += ("--compute-ms", 6, "--load-ms", 3)
     plain, _ = result(capsys, *given)
-    for pair in (
-        "predictor.width=1",
-        "prefetch_deadline=on",
-        "prefetch_guard=off",
-    ):
+    for pair in ("predictor.width=1", "prefetch_deadline=on", "prefetch_guard=off"):
         other, _ = result(capsys, *given, "--set", pair)
         assert other["prefetching"] != plain["prefetching"], pair
     lcp = [

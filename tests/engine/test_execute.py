@@ -292,11 +292,7 @@ def test_what_is_executed_is_fetched_before_all_else(
     monkeypatch.setattr(engine.predictor_host, "set_predicted", kept)
     monkeypatch.setattr(type(engine.expert_cache), "prefetch", lambda self, *args: prefetch(*args))
     executed(
-        engine,
-        predictor=predictor,
-        execute=mode,
-        execute_share=0.5,
-        **{"predictor.width": 1, "predictor.floor": 1.0},
+        engine, predictor=predictor, execute=mode, execute_share=0.5, **{"predictor.width": 1, "predictor.floor": 1.0}
     )
     assert len(seen) == (engine.shape.layers - 1) * (2 + STEPS)
 

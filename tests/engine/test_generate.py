@@ -93,8 +93,7 @@ def test_the_same_seed_says_the_same_and_another_does_not(engine: Engine) -> Non
 
 
 @pytest.mark.parametrize(
-    ("name", "value"),
-    layered([("top_k", 1), ("top_p", 0.0), ("min_p", 1.0)], quick=lambda case: case[0] == "top_p"),
+    ("name", "value"), layered([("top_k", 1), ("top_p", 0.0), ("min_p", 1.0)], quick=lambda case: case[0] == "top_p")
 )
 def test_narrow_sampling_is_greedy(engine: Engine, name: str, value: float) -> None:
     greedy = [p.token for p in talk(engine, max_new_tokens=8)]

@@ -133,9 +133,7 @@ def check(case: Case, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize(
-    ("tiny", "name"),
-    layered(itertools.product(TINY, NAMES), quick=lambda case: case in QUICK),
-    indirect=["tiny"],
+    ("tiny", "name"), layered(itertools.product(TINY, NAMES), quick=lambda case: case in QUICK), indirect=["tiny"]
 )
 def test_no_predictor_changes_a_logit(tiny: Case, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     check(tiny, name, monkeypatch)

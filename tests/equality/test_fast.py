@@ -97,10 +97,7 @@ def load(path: Path | str, **how: object) -> Engine:
 
 @pytest.fixture(scope="module", params=layered(KNOWN, quick=QUICK.__contains__))
 def path(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path, model = (
-        tmp_path_factory.mktemp(request.param),
-        random_model(request.param, **KNOWN[request.param]),
-    )
+    path, model = (tmp_path_factory.mktemp(request.param), random_model(request.param, **KNOWN[request.param]))
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if parameter.dim() == 1 and "bias" not in name:
@@ -167,11 +164,7 @@ def test_models_of_text_and_images(arch: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.long(0.1)  # test_biases_of_experts_and_sinks has it of one model
-@pytest.mark.parametrize(
-    ("path", "dense"),
-    itertools.product(KNOWN, ("checkpoint", "int4-g32")),
-    indirect=["path"],
-)
+@pytest.mark.parametrize(("path", "dense"), itertools.product(KNOWN, ("checkpoint", "int4-g32")), indirect=["path"])
 def test_rounded_weights(path: Path, dense: str) -> None:
     assert distance(path, format="int4-g32-sym", dense=dense) < ROUNDED
 

@@ -20,8 +20,8 @@ from core.runtime.program import row_steps
 from core.settings.sampling import Sampling
 from core.types import Ids
 from tests.checkpoints import make_checkpoint, random_model
+from tests.equality.fast import CLOSE, OTHERS, distance, load, logits, read
 from tests.equality.passes import PROMPT, plain_transformers, run
-from tests.equality.test_fast import CLOSE, OTHERS, distance, load, logits, read
 from tests.equality.test_fast import pytestmark as pytestmark
 from tests.loaded import unloading
 from tests.logged import Logged

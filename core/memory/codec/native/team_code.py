@@ -9,25 +9,8 @@ from core.system.native.ir import Code
 LINE = 64  # bytes: fields written by different threads lie in different cache lines
 NEXT, OPEN, INSIDE, GIVE_UP, FIELDS = (LINE * i for i in range(5))
 SPENT = GIVE_UP + 8  # clock ticks that sequences took, all together
-NAMES = (
-    "units",
-    "parts",
-    "rows",
-    "outputs",
-    "kernel",
-    "states",
-    "stride",
-    "slots",
-    "out",
-    "out_stride",
-    "shared",
-    "prepare",
-    "x",
-    "x_stride",
-    "given",
-    "state_bytes",
-    "parallel",
-)
+NAMES = """units parts rows outputs kernel states stride slots out out_stride shared prepare x x_stride given
+    state_bytes parallel""".split()
 FORM = struct.Struct(f"{len(NAMES)}q")
 
 

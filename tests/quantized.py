@@ -217,8 +217,5 @@ def write_mxfp4(directory: Path) -> Written:
         tensors |= {f"{name}_blocks": blocks, f"{name}_scales": scales}
         weights[name] = convert_moe_packed_tensors(blocks, scales, dtype=torch.float32)
     kept = "layers.*.self_attn", "layers.*.mlp.router", "embed_tokens"
-    config = {
-        "quant_method": "mxfp4",
-        "modules_to_not_convert": [f"model.{name}" for name in kept] + ["lm_head"],
-    }
+    config = {"quant_method": "mxfp4", "modules_to_not_convert": [f"model.{name}" for name in kept] + ["lm_head"]}
     return finish(directory / "quantized", plain, tensors, weights, config)

@@ -114,13 +114,7 @@ def test_growing_into_a_full_device_keeps_what_there_is(engine: Engine, monkeypa
 
 @pytest.mark.parametrize(
     "bad",
-    [
-        {"nothing": 1},
-        {"eviction": "mru"},
-        {"link_gbps": -1},
-        {"eviction.lcp.omega": 1.5},
-        {"predictor.width": "many"},
-    ],
+    [{"nothing": 1}, {"eviction": "mru"}, {"link_gbps": -1}, {"eviction.lcp.omega": 1.5}, {"predictor.width": "many"}],
 )
 def test_bad_settings_are_refused_by_name(engine: Engine, bad: dict[str, object]) -> None:
     before = engine.settings

@@ -163,11 +163,7 @@ def _unlike(result: tuple[torch.Tensor, torch.Tensor]) -> tuple[torch.Tensor, to
     ids=["every call", "a token that follows others"],
 )
 def test_what_computes_otherwise_is_not_known(
-    function: str,
-    other: Callable[[Any], Any],
-    tmp_path: Path,
-    caplog: Logged,
-    monkeypatch: pytest.MonkeyPatch,
+    function: str, other: Callable[[Any], Any], tmp_path: Path, caplog: Logged, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = save_tokenizer(make_checkpoint("qwen3_next", tmp_path))
     monkeypatch.setattr(modeling_qwen3_next, function, other(getattr(modeling_qwen3_next, function)))

@@ -66,10 +66,7 @@ def settings_of(engine: Engine, case: dict[str, object], predictor: str) -> dict
 
 @pytest.mark.parametrize(
     ("reference", "case", "turn"),
-    layered(
-        itertools.product(ARCHITECTURES, CASES, (0, 1)),
-        quick=lambda case: case[2] == 0 and case[:2] in OFTEN,
-    ),
+    layered(itertools.product(ARCHITECTURES, CASES, (0, 1)), quick=lambda case: case[2] == 0 and case[:2] in OFTEN),
     indirect=["reference"],
 )
 def test_logits_are_identical(engine: Engine, reference: Reference, case: str, turn: int) -> None:

@@ -81,8 +81,7 @@ def emptied(engine: Engine, **settings: object) -> None:
 
 
 @pytest.mark.parametrize(
-    ("format", "arithmetic"),
-    layered(itertools.product(FORMATS, ("fast", "reference")), quick=QUICK.__contains__),
+    ("format", "arithmetic"), layered(itertools.product(FORMATS, ("fast", "reference")), quick=QUICK.__contains__)
 )
 def test_no_bit_depends_on_where_misses_are_computed(path: Path, format: str, arithmetic: str) -> None:
     with unloading(engine_of(path, format, arithmetic)) as engine:

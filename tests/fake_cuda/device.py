@@ -207,12 +207,6 @@ def _forget_devices() -> None:
     from core.memory import link
     from core.memory.codec import kernels, tables
 
-    for function in (
-        link.measure_gbps,
-        quantized_linear._codec,
-        kernels.say_unavailable,
-        tables.table,
-        tables.grid,
-    ):
+    for function in (link.measure_gbps, quantized_linear._codec, kernels.say_unavailable, tables.table, tables.grid):
         function.cache_clear()
     forecast._measured.clear()

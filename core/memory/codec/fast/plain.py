@@ -108,13 +108,7 @@ def _multiply_columns(code: Code, matrix: Matrix, out: torch.dtype, given: Given
 
 
 def _columns(
-    code: Code,
-    matrix: Matrix,
-    begin: str,
-    vectors: list[tuple[int, int]],
-    given: Given,
-    state: str,
-    dtype: torch.dtype,
+    code: Code, matrix: Matrix, begin: str, vectors: list[tuple[int, int]], given: Given, state: str, dtype: torch.dtype
 ) -> None:
     """Vectors (first, count) of columns from `begin` on times a row of x. The inputs of some lanes are read before
     those of the next: each line of memory is read once, and sums stay in registers."""

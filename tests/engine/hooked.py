@@ -1,6 +1,8 @@
 """A plain model whose routers answer what a test says."""
 
+import functools
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from typing import Any
 
 import torch
@@ -32,19 +34,14 @@ def hooked(plain: Any, routers: Sequence[Any], answer: Callable[[int, Any, torch
     """Every router but the first returns `answer(layer, its own answer, the input of the router before it)`."""
     given: dict[int, torch.Tensor] = {}
 
-    def hook(layer: int, args: tuple[Any, ...], output: Any) -> Any:
+    def hook(layer: int, module: Any, args: tuple[Any, ...], output: Any) -> Any:
         given[layer] = args[0]
         return answer(layer, output, given[layer - 1]) if layer else output
 
-    handles = [
-        router.register_forward_hook(lambda module, args, output, layer=layer: hook(layer, args, output))
-        for layer, router in enumerate(routers)
-    ]
-    try:
+    with ExitStack() as hooks:
+        for layer, router in enumerate(routers):
+            hooks.enter_context(router.register_forward_hook(functools.partial(hook, layer)))
         return passes(plain, DynamicCache(config=plain.config))
-    finally:
-        for handle in handles:
-            handle.remove()
 
 
 def near(one: torch.Tensor, other: torch.Tensor) -> bool:

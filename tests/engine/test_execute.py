@@ -1,6 +1,8 @@
 """Predictions executed: a layer computes what was predicted for it, as a plain model with hooks on its routers does."""
 
+import functools
 from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -160,16 +162,11 @@ def test_default_vectors_follow_what_is_executed(case: Case, engine: Engine) -> 
     def first(module: Any, args: tuple[Any, ...], output: Any) -> None:
         computed[0] = output
 
-    handles = [
-        block.post_attention_layernorm.register_forward_pre_hook(
-            lambda module, args, layer=layer: residual.update({layer: args[0]})
-        )
-        for layer, block in enumerate(blocks)
-    ]
-    handles.append(routers[0].register_forward_hook(first))
-    wanted = hooked(case.plain, routers, answer)
-    for handle in handles:
-        handle.remove()
+    with ExitStack() as hooks, routers[0].register_forward_hook(first):
+        for layer, block in enumerate(blocks):
+            kept = functools.partial(lambda layer, module, args: residual.update({layer: args[0]}), layer)
+            hooks.enter_context(block.post_attention_layernorm.register_forward_pre_hook(kept))
+        wanted = hooked(case.plain, routers, answer)
     assert near(executed(engine, predictor="default_vectors"), wanted)
     assert not near(wanted, case.logits)
 

@@ -18,7 +18,7 @@ from core.measure.calibrate.gather import calibrate
 from core.settings.loading import LoadSpec
 from core.settings.sampling import Sampling
 from core.types import Ids, Outcome, Piece, StepRecord
-from tests.loaded import loaded
+from tests.loaded import in_layers, loaded
 from tests.selection import layered
 
 CHAT = [{"role": "user", "content": "hello there"}]
@@ -254,13 +254,8 @@ def test_a_stop_in_the_middle_of_a_pass_ends_it_before_the_next_layer(engine: En
         if len(layers) == passes * engine.shape.layers + 2:  # as its second layer's experts are due
             cancel.set()
 
-    hooks = [
-        site.module.register_forward_pre_hook(lambda *_, layer=site.index: routed(layer))
-        for site in engine.loaded.sites
-    ]
-    pieces = list(engine.generate(CHAT, asked, cancel, reuse=reuse))
-    for hook in hooks:
-        hook.remove()
+    with in_layers(engine, routed):
+        pieces = list(engine.generate(CHAT, asked, cancel, reuse=reuse))
     assert layers[-2:] == [0, 1], "a layer was computed after the stop"
     stats = pieces[-1].stats
     assert stats is not None and stats.reason == "cancelled"

@@ -59,12 +59,9 @@ def test_dropped_weight_goes_to_the_others_when_asked_for(engine: Engine) -> Non
 
 def test_turning_everything_off_in_mid_answer_is_exact_from_the_next_token_on(engine: Engine, reference: Any) -> None:
     seen: list[torch.Tensor] = []
-    hook = engine.model.lm_head.register_forward_hook(lambda module, args, out: seen.append(out[0, -1].clone()))
-    try:
+    with engine.model.lm_head.register_forward_hook(lambda module, args, out: seen.append(out[0, -1].clone())):
         engine.change({"miss": "substitute", "rho": 64})
         tokens, steps, stats = answer(engine, {6: {"miss": "wait"}})
-    finally:
-        hook.remove()
     assert stats.changed and not stats.exact and stats.assignments > stats.changed
     phases = [step.phase for step in steps]
     again = phases.index("prefill", phases.index("decode"))

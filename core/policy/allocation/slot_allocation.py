@@ -130,7 +130,12 @@ class Placement:
 
 
 def place(
-    settings: CacheSettings, layers: int, experts: int, top_k: int, profile: AllocationProfile | None, blocks: int = 1
+    settings: CacheSettings,
+    layers: int,
+    experts: int,
+    top_k: int,
+    profile: AllocationProfile | None,
+    blocks: int = 1,
 ) -> Placement:
     """The placement by the settings, of experts in so many blocks. Raises SettingError when a required profile is
     missing, or pins or the buffer do not fit the model."""

@@ -25,10 +25,25 @@ HOW = (
     "Install Chromium, Chrome or Edge (Debian: apt-get install chromium fonts-dejavu-core), or name one in "
     f"{NAMED}, and run the same command again. With {NEEDED}=1 a missing browser is a failure."
 )
-ARGS = """--no-sandbox --disable-gpu --disable-quic --no-first-run --disable-background-networking
-    --disable-component-update --disable-sync""".split()
-NAMES = """chromium chromium-browser google-chrome google-chrome-stable chrome microsoft-edge microsoft-edge-stable
-    msedge""".split()
+ARGS = (
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+)
+NAMES = (
+    "chromium",
+    "chromium-browser",
+    "google-chrome",
+    "google-chrome-stable",
+    "chrome",
+    "microsoft-edge",
+    "microsoft-edge-stable",
+    "msedge",
+)
 ON_WINDOWS = (
     "Google/Chrome/Application/chrome.exe",
     "Microsoft/Edge/Application/msedge.exe",

@@ -15,8 +15,20 @@ from app.wording import model_id
 from core.settings.migration import migrated
 
 MOST = 200  # runs, the latest
-FIGURES = """prompt_tokens cached_tokens new_tokens tok_s ttft_ms tpot_ms hit_rate stall_ms disk_misses exact
-    emulated arithmetic""".split()
+FIGURES = (
+    "prompt_tokens",
+    "cached_tokens",
+    "new_tokens",
+    "tok_s",
+    "ttft_ms",
+    "tpot_ms",
+    "hit_rate",
+    "stall_ms",
+    "disk_misses",
+    "exact",
+    "emulated",
+    "arithmetic",
+)
 _ANSWERS = """
     SELECT m.id, m.chat, m.created, m.stats, m.quality, c.title, c.model FROM messages m JOIN chats c ON c.id = m.chat
     WHERE m.role = 'assistant' AND m.stats IS NOT NULL ORDER BY m.id DESC LIMIT ?"""

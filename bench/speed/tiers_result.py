@@ -120,9 +120,27 @@ def _detail(runs: Runs, name: str, budget: str, disk_gbps: float) -> dict[str, A
     the misses at the disk's speed (its own, or those of Belady's cache of this size), whichever is longer."""
     found = {
         value: runs.middle("moestro", name, budget, value)
-        for value in """slots blob_bytes hit_rate disk_misses_per_token belady_misses_per_token
-            repeats_of_previous_token total_ms compute_ms stall_ms idle_ms copy_ms load_s decode_threads
-            budget_bytes used_bytes idle_bytes limit_bytes charged_bytes peak_high""".split()
+        for value in (
+            "slots",
+            "blob_bytes",
+            "hit_rate",
+            "disk_misses_per_token",
+            "belady_misses_per_token",
+            "repeats_of_previous_token",
+            "total_ms",
+            "compute_ms",
+            "stall_ms",
+            "idle_ms",
+            "copy_ms",
+            "load_s",
+            "decode_threads",
+            "budget_bytes",
+            "used_bytes",
+            "idle_bytes",
+            "limit_bytes",
+            "charged_bytes",
+            "peak_high",
+        )
     }
     misses, blob = found["disk_misses_per_token"] or 0.0, int(found["blob_bytes"] or 0)
     pace, key = Pace(disk_gbps, 0.0), "compute_ms"

@@ -23,8 +23,15 @@ class Most(NamedTuple):
 MOST = Most()
 LAYERS = ("num_hidden_layers", "n_layers", "n_layer", "num_layers")
 EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts", "num_routed_experts")
-TOP_K = """num_experts_per_tok num_experts_per_token moe_topk moe_k moe_top_k num_selected_experts
-    top_k_experts""".split()
+TOP_K = (
+    "num_experts_per_tok",
+    "num_experts_per_token",
+    "moe_topk",
+    "moe_k",
+    "moe_top_k",
+    "num_selected_experts",
+    "top_k_experts",
+)
 CONTEXT = ("max_position_embeddings", "n_positions", "max_sequence_length", "model_max_length")
 FULL = ("hidden_size", "d_model", "n_embd", "num_attention_heads", "n_head", "n_heads")
 """Widths that are at least 1 where they are stated."""
@@ -39,8 +46,17 @@ BASE = re.compile(r"(.*_)?(rope_theta|rotary_emb_base|rope_local_base_freq|globa
 UNROTATED = ("layer_rope_theta",)
 """Such numbers where 0 stands for layers without rotation."""
 ROPE = ("rope_parameters", "rope_scaling")
-ROPE_POSITIVE = """factor short_factor long_factor low_freq_factor high_freq_factor beta_fast beta_slow
-    attention_factor original_max_position_embeddings""".split()
+ROPE_POSITIVE = (
+    "factor",
+    "short_factor",
+    "long_factor",
+    "low_freq_factor",
+    "high_freq_factor",
+    "beta_fast",
+    "beta_slow",
+    "attention_factor",
+    "original_max_position_embeddings",
+)
 SCALES = (
     "routed_scaling_factor",
     "attention_multiplier",

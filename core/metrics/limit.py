@@ -47,7 +47,16 @@ Mask = npt.NDArray[np.bool_]
 PARTS = ("computing", "copies", "regret", "link", "prefetch", "host", "dispatch", "sampling", "delivery")
 """In the order of a stacked bar: the first two are the limit."""
 WINDOW = 64  # decoded tokens that speed, hit rate and prefetching are over, and passes that the rate of the link is
-MOVED = "copy_ms requests demand_bytes prefetch_bytes wasted_bytes admitted_bytes host_computed unfetched".split()
+MOVED = (
+    "copy_ms",
+    "requests",
+    "demand_bytes",
+    "prefetch_bytes",
+    "wasted_bytes",
+    "admitted_bytes",
+    "host_computed",
+    "unfetched",
+)
 COLUMNS = (
     "index",
     "decode",

@@ -212,7 +212,19 @@ def load(path: Path, *, model_hash: str | None = None, model: str = "") -> Profi
     return profile
 
 
-_PLAIN = "model model_hash layers experts top_k hidden tokens source created times settings".split()
+_PLAIN = (
+    "model",
+    "model_hash",
+    "layers",
+    "experts",
+    "top_k",
+    "hidden",
+    "tokens",
+    "source",
+    "created",
+    "times",
+    "settings",
+)
 
 
 def _arrays(profile: Profile) -> dict[str, npt.NDArray[Any]]:

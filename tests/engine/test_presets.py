@@ -94,6 +94,11 @@ def test_a_preset_that_needs_a_profile_answers_with_one(profiled: Engine, answer
 
 def test_every_preset_is_tried_with_what_it_needs() -> None:
     assert {one.name for one in NEEDY} == {
-        *"""adapmoe buddymoe expertflow speculating speculating_estimator
-        speculating_execute speculating_hybrid""".split()
+        "adapmoe",
+        "buddymoe",
+        "expertflow",
+        "speculating",
+        "speculating_estimator",
+        "speculating_execute",
+        "speculating_hybrid",
     }

@@ -14,8 +14,16 @@ from core.types import Frame, Memory, ModelShape, Outcome, StepRecord
 from tests.selection import layered
 
 TIMES = ("started_s", "total_ms", "compute_ms", "stall_ms", "idle_ms", "copy_ms", "predict_ms", "net_ms")
-COUNTS = """demand_bytes prefetch_bytes wasted_bytes disk_bytes prefetch_used prefetch_late prefetch_wasted
-    prefetch_evicted""".split()
+COUNTS = (
+    "demand_bytes",
+    "prefetch_bytes",
+    "wasted_bytes",
+    "disk_bytes",
+    "prefetch_used",
+    "prefetch_late",
+    "prefetch_wasted",
+    "prefetch_evicted",
+)
 SHAPE = ModelShape(layers=1, experts=2, top_k=1, hidden=4, expert_bytes=8)
 
 

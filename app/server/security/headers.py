@@ -11,8 +11,22 @@ import secrets
 from starlette.datastructures import MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-FEATURES = """accelerometer autoplay camera display-capture encrypted-media geolocation gyroscope magnetometer
-    microphone midi payment usb screen-wake-lock xr-spatial-tracking""".split()
+FEATURES = (
+    "accelerometer",
+    "autoplay",
+    "camera",
+    "display-capture",
+    "encrypted-media",
+    "geolocation",
+    "gyroscope",
+    "magnetometer",
+    "microphone",
+    "midi",
+    "payment",
+    "usb",
+    "screen-wake-lock",
+    "xr-spatial-tracking",
+)
 ALWAYS = {
     "x-content-type-options": "nosniff",
     "referrer-policy": "no-referrer",

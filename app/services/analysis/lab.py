@@ -126,8 +126,22 @@ def named(predictor: str) -> str:
 
 
 SHOWN = ("total_ms", "prefetch_bytes", "wasted_bytes", "late")  # metrics that have a column of their own
-COLUMNS = """predictor layer recall_at_k recall_at_m m hit_rate predicted_tpot_ms saved_ms prefetch_bytes_per_token
-    wasted_bytes_per_token late_rate replayed_from_recording waited_for problem""".split()
+COLUMNS = (
+    "predictor",
+    "layer",
+    "recall_at_k",
+    "recall_at_m",
+    "m",
+    "hit_rate",
+    "predicted_tpot_ms",
+    "saved_ms",
+    "prefetch_bytes_per_token",
+    "wasted_bytes_per_token",
+    "late_rate",
+    "replayed_from_recording",
+    "waited_for",
+    "problem",
+)
 
 
 def to_csv(lab: Lab) -> str:

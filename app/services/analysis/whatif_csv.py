@@ -5,10 +5,29 @@ import io
 
 from app.services.analysis import whatif
 
-COLUMNS = """policy predictor slots share hit_rate predicted_tpot_ms predicted_stall_ms misses_per_token
-    copies_per_token bytes_per_token wasted_bytes_per_token saved_ms belady_hit_rate hit_rate_to_belady
-    belady_tpot_ms belady_bypass_hit_rate belady_bypass_tpot_ms perfect_prefetch_tpot_ms tpot_to_perfect_prefetch_ms
-    everything_resident_tpot_ms tpot_to_everything_resident_ms""".split()
+COLUMNS = (
+    "policy",
+    "predictor",
+    "slots",
+    "share",
+    "hit_rate",
+    "predicted_tpot_ms",
+    "predicted_stall_ms",
+    "misses_per_token",
+    "copies_per_token",
+    "bytes_per_token",
+    "wasted_bytes_per_token",
+    "saved_ms",
+    "belady_hit_rate",
+    "hit_rate_to_belady",
+    "belady_tpot_ms",
+    "belady_bypass_hit_rate",
+    "belady_bypass_tpot_ms",
+    "perfect_prefetch_tpot_ms",
+    "tpot_to_perfect_prefetch_ms",
+    "everything_resident_tpot_ms",
+    "tpot_to_everything_resident_ms",
+)
 
 
 def to_csv(table: whatif.Table) -> str:

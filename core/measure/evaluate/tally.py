@@ -40,8 +40,18 @@ class ModeTotals:
             return
         self.tokens += step.tokens
         self._note(step.total_ms)
-        for name in """total_ms compute_ms stall_ms idle_ms copy_ms requests hits assignments changed
-            prefetch_bytes""".split():
+        for name in (
+            "total_ms",
+            "compute_ms",
+            "stall_ms",
+            "idle_ms",
+            "copy_ms",
+            "requests",
+            "hits",
+            "assignments",
+            "changed",
+            "prefetch_bytes",
+        ):
             setattr(self, name, getattr(self, name) + getattr(step, name))
         self.link_bytes += step.demand_bytes + step.prefetch_bytes
         self.emulated |= step.emulated

@@ -16,8 +16,19 @@ from core.system.reading import shown
 REMOVED = f"{NAME}.removed"  # the manifest of a pack while it is deleted, so that an interrupted deletion can go on
 BUDDIES = "buddies.safetensors"  # written by `calibrate`; not in the manifest
 CONFIG = "config.json"
-COPIED = """generation_config.json tokenizer* *token*.json vocab.* merges.txt chat_template* *.tiktoken
-    spiece.model sentencepiece*.model tekken.json LICENSE*""".split()
+COPIED = (
+    "generation_config.json",
+    "tokenizer*",
+    "*token*.json",
+    "vocab.*",
+    "merges.txt",
+    "chat_template*",
+    "*.tiktoken",
+    "spiece.model",
+    "sentencepiece*.model",
+    "tekken.json",
+    "LICENSE*",
+)
 """Patterns of the files that an import copies from the checkpoint."""
 
 

@@ -13,7 +13,19 @@ from core.runtime.program.rms import Norm, scale_of, scaled
 from core.runtime.program.rotate import turn
 from core.runtime.program.vectors import Kernel
 
-FIELDS = "kv q weight cos sin positions latents keys out latent_stride key_stride".split()
+FIELDS = (
+    "kv",
+    "q",
+    "weight",
+    "cos",
+    "sin",
+    "positions",
+    "latents",
+    "keys",
+    "out",
+    "latent_stride",
+    "key_stride",
+)
 
 
 @dataclass(frozen=True)

@@ -9,8 +9,25 @@ from core.system.native.ir import Code
 LINE = 64  # bytes: fields written by different threads lie in different cache lines
 NEXT, OPEN, INSIDE, GIVE_UP, FIELDS = (LINE * i for i in range(5))
 SPENT = GIVE_UP + 8  # clock ticks that sequences took, all together
-NAMES = """units parts rows outputs kernel states stride slots out out_stride shared prepare x x_stride given
-    state_bytes parallel""".split()
+NAMES = (
+    "units",
+    "parts",
+    "rows",
+    "outputs",
+    "kernel",
+    "states",
+    "stride",
+    "slots",
+    "out",
+    "out_stride",
+    "shared",
+    "prepare",
+    "x",
+    "x_stride",
+    "given",
+    "state_bytes",
+    "parallel",
+)
 FORM = struct.Struct(f"{len(NAMES)}q")
 
 

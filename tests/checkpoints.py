@@ -21,18 +21,14 @@ ARCHITECTURES: dict[str, dict[str, Any]] = {  # beside what `tiny` makes of thei
     "gpt_oss": dict(sliding_window=32),
     "glm4_moe": dict(head_dim=16, n_group=1),
     "deepseek_v2": dict(
-        n_group=2,
-        topk_method="group_limited_greedy",
-        q_lora_rank=None,
-        n_shared_experts=2,
-        routed_scaling_factor=1.5,
+        n_group=2, topk_method="group_limited_greedy", q_lora_rank=None, n_shared_experts=2, routed_scaling_factor=1.5
     ),
     "deepseek_v3": {},
     "granitemoe": dict(intermediate_size=64),
 }
 LINEAR: dict[str, Any] = dict(layer_types=["linear_attention", "linear_attention", "full_attention"])
 EXTRA: dict[str, dict[str, Any]] = {  # built on request: a router with a second argument
-    "minimax_m2": dict(intermediate_size=64, rotary_dim=16),
+    "minimax_m2": dict(intermediate_size=64, rotary_dim=16)
 }
 MORE: dict[str, dict[str, Any]] = {  # tested on fewer cases (tests/equality/test_more.py)
     "ernie4_5_moe": {},

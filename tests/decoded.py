@@ -1,7 +1,7 @@
 """An answer, while budgets and policies change, with all that it gave: for engines that lead tokens differently."""
 
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any, NamedTuple
 
@@ -22,6 +22,16 @@ class Run(NamedTuple):
     logits: torch.Tensor
     steps: list[StepRecord]
     resident: list[list[bool]]
+
+
+def greedy(seen: list[torch.Tensor]) -> Callable[[Sequence[int], torch.Tensor], int]:
+    """Draws the likeliest token; `seen` gets the logits [V] before each."""
+
+    def draw(_: Sequence[int], logits: torch.Tensor) -> int:
+        seen.append(logits[0].clone())
+        return int(logits[0].argmax())
+
+    return draw
 
 
 def answer(engine: Engine, tokens: int, seed: int = 0, said: Sequence[int] = ()) -> Run:

@@ -50,10 +50,6 @@ def plain_switch(path: Path, dtype: torch.dtype = torch.float32) -> Any:
 def generated(model: Any, prompt: list[int], tokens: int) -> tuple[list[int], torch.Tensor]:
     """(the tokens that transformers' `generate` writes for a prompt, greedily; their logits [tokens, V])."""
     found = model.generate(
-        torch.tensor([prompt]),
-        max_new_tokens=tokens,
-        do_sample=False,
-        output_logits=True,
-        return_dict_in_generate=True,
+        torch.tensor([prompt]), max_new_tokens=tokens, do_sample=False, output_logits=True, return_dict_in_generate=True
     )
     return found.sequences[0, 1:].tolist(), torch.cat(found.logits)

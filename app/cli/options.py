@@ -100,11 +100,7 @@ def calibration(args: argparse.Namespace) -> CalibrationSettings:
 
 def assign(name: str, value: object) -> tuple[str, str, Value]:
     """Check one value by its setting's name; returns (its group, name, value). Raises SettingError."""
-    groups: dict[str, Mapping[str, Param]] = {
-        LIVE: params(),
-        LOAD: declared(LoadSpec),
-        DRAW: declared(Sampling),
-    }
+    groups: dict[str, Mapping[str, Param]] = {LIVE: params(), LOAD: declared(LoadSpec), DRAW: declared(Sampling)}
     for where, known in groups.items():
         if name in known:
             return where, name, known[name].check(value)

@@ -21,10 +21,7 @@ from core.errors import MoestroError
 from core.system.command import COMMAND
 
 ROOT = Path(__file__).resolve().parents[2]
-CHECKS = (
-    ("ruff", ("-m", "ruff", "check", ".")),
-    ("ruff format", ("-m", "ruff", "format", "--check", ".")),
-)
+CHECKS = (("ruff", ("-m", "ruff", "check", ".")), ("ruff format", ("-m", "ruff", "format", "--check", ".")))
 SLOW_CHECKS = (
     ("import-linter", ("-c", "from importlinter.cli import lint_imports_command as run; run()", "--no-logo")),
     ("mypy", ("-m", "mypy", "--strict", "core", "app", "bench", "demo", "examples")),

@@ -122,11 +122,6 @@ class Chats:
             found = self._answers.get(chat_id) if chat_id is not None else None
             return found if found is not None and not found.finished else None
 
-    def outcome(self, chat_id: int) -> Answer | None:
-        """The last answer of a chat since the start, finished or not: for its `error` and `undone`."""
-        with self._lock:
-            return self._answers.get(chat_id)
-
     def messages(self, chat_id: int) -> list[Message]:
         """The messages of a chat as shown; the last one has state "writing" while it is being written."""
         answer = self.answer(chat_id)

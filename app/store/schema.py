@@ -105,14 +105,14 @@ MIGRATIONS: tuple[str, ...] = (
 
 def add_metrics(db: sqlite3.Connection, metrics: Iterable[Metric] = COUNTED) -> None:
     """Add a column to `steps` for each metric that no migration knows; passes recorded before have 0 there."""
-    known, there = ({name for name, _ in found} for found in (_wanted(MIGRATIONS)["steps"], _columns(db, "steps")))
+    known, there = ({name for name, _ in found} for found in (_wanted()["steps"], _columns(db, "steps")))
     new = [(one.name, "REAL" if one.kind is float else "INTEGER") for one in metrics if one.name not in known | there]
     _run(db, "".join(f"ALTER TABLE steps ADD COLUMN {name} {kind} NOT NULL DEFAULT 0;" for name, kind in new))
 
 
-def wrong_tables(db: sqlite3.Connection, migrations: tuple[str, ...] = MIGRATIONS) -> str:
+def wrong_tables(db: sqlite3.Connection) -> str:
     """The required tables that a database lacks, or ""."""
-    for table, wanted in _wanted(migrations).items():
+    for table, wanted in _wanted().items():
         there = _columns(db, table)
         if lacking := sorted(name for name, _ in wanted - there):
             return f"its table {table} has no {lacking[0]}" if there else f"it has no table {table}"
@@ -120,10 +120,10 @@ def wrong_tables(db: sqlite3.Connection, migrations: tuple[str, ...] = MIGRATION
 
 
 @functools.cache
-def _wanted(migrations: tuple[str, ...]) -> dict[str, set[tuple[str, str]]]:
+def _wanted() -> dict[str, set[tuple[str, str]]]:
     """The tables of a new database, with their columns."""
     with closing(sqlite3.connect(":memory:", isolation_level=None)) as fresh:
-        migrate(fresh, migrations)
+        migrate(fresh)
         tables = fresh.execute("SELECT name FROM sqlite_schema WHERE type = 'table' AND name NOT LIKE 'sqlite_%'")
         return {table: _columns(fresh, table) for (table,) in tables.fetchall()}
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import gradio as gr
@@ -87,6 +88,13 @@ def plot(elem_id: str, **more: Any) -> gr.Plot:
 def drawn(figure: Any) -> Any:
     """The update of a figure, which is hidden where there is none."""
     return gr.update(value=figure, visible=figure is not None)
+
+
+def answered(parts: Sequence[Any] | None, count: int) -> list[Any]:
+    """The updates of the words that stand while there is no result, of the result, and of its `count` parts. None:
+    there is no result."""
+    empty = parts is None
+    return [gr.update(visible=empty), gr.update(visible=not empty), *([gr.skip()] * count if parts is None else parts)]
 
 
 def sortable(elem_id: str) -> gr.HTML:

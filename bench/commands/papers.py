@@ -57,12 +57,7 @@ def run(args: argparse.Namespace) -> int:
 def rows(paper: Paper, results: StoredResults) -> list[dict[str, object]]:
     """A paper's table as plain data."""
     return [
-        {
-            "where": row.where,
-            "asks": row.asks,
-            "command": row.command,
-            **asdict(answer),
-        }
+        {"where": row.where, "asks": row.asks, "command": row.command, **asdict(answer)}
         for row, answer in answers(paper, results)
     ]
 

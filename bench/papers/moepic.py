@@ -132,12 +132,7 @@ PAPER = Paper(
         Row("Table 1, LFU", "LCP hits more than LFU.", hits((("lcp", "lfu"),)), ("lcp",)),
         Row("Table 1, random", "LCP hits more than random eviction.", hits((("lcp", "random"),)), ("lcp",)),
         Row("Table 2", "The models.", never("A description of their models: nothing was measured.")),
-        Row(
-            "Figure 7, TPOT",
-            "Less time per token than four other systems, at every budget.",
-            system(WHOLE),
-            SYSTEMS,
-        ),
+        Row("Figure 7, TPOT", "Less time per token than four other systems, at every budget.", system(WHOLE), SYSTEMS),
         Row("Figure 7, TTFT", "Less time to the first token, too.", system(WHOLE, "ttft_ms"), SYSTEMS),
         Row(
             "Figure 7, whole experts",

@@ -149,12 +149,7 @@ PAPER = Paper(
         Row(
             "Figure 8, contexts",
             "The longer the context, the more of a token it gains.",
-            timed(
-                "{}/systems/{at}/gain_shares",
-                above("768", "256", "64"),
-                "share",
-                ("prefetch, default vectors",),
-            ),
+            timed("{}/systems/{at}/gain_shares", above("768", "256", "64"), "share", ("prefetch, default vectors",)),
             ("residents",),
         ),
         Row(

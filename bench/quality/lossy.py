@@ -52,11 +52,7 @@ def measure(run: Run, model: str = "demo", questions: int = 64, tokens: int = 51
     found = result(about(engine, material), rows)
     ahead = speculating.measure(run, engine, material.questions, rounds)
     kept.done()
-    return {
-        **found,
-        "redundancy": redundancy(profile),
-        "speculating": ahead,
-    }
+    return {**found, "redundancy": redundancy(profile), "speculating": ahead}
 
 
 class Kept:

@@ -62,12 +62,7 @@ class Recordings:
         return profile
 
     def of(
-        self,
-        name: str,
-        params: Mapping[str, Value],
-        settings: Mapping[str, object],
-        *,
-        waited_for: bool = False,
+        self, name: str, params: Mapping[str, Value], settings: Mapping[str, object], *, waited_for: bool = False
     ) -> FileTrace:
         """The recording of a predictor under other `settings`, made now unless it was kept."""
         path = self._path(name, params, settings, waited_for)
@@ -99,12 +94,7 @@ class Recordings:
         part.replace(self._index)
 
     def _record(
-        self,
-        path: Path,
-        name: str,
-        params: Mapping[str, Value],
-        settings: Mapping[str, object],
-        waited_for: bool,
+        self, path: Path, name: str, params: Mapping[str, Value], settings: Mapping[str, object], waited_for: bool
     ) -> list[StepRecord]:
         """Asks the questions, from a cache as after a load; its predictions go into the trace."""
         engine, shape = self._engine, self._engine.shape

@@ -11,7 +11,7 @@ times of the host, which launches a layer's kernels.
 
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace as replaced
 from statistics import median
 from typing import Any, cast
@@ -185,13 +185,11 @@ def _timed(modules: Sequence[torch.nn.Module]) -> Iterator[list[float]]:
     def after(*_: Any) -> None:
         spans.append(time.perf_counter() - began_s[0])
 
-    handles = [module.register_forward_pre_hook(before) for module in modules]
-    handles += [module.register_forward_hook(after) for module in modules]
-    try:
+    with ExitStack() as hooks:
+        for module in modules:
+            hooks.enter_context(module.register_forward_pre_hook(before))
+            hooks.enter_context(module.register_forward_hook(after))
         yield spans
-    finally:
-        for handle in handles:
-            handle.remove()
 
 
 def table(f: Result) -> list[str]:

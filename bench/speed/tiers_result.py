@@ -219,10 +219,7 @@ def table(f: Result) -> list[str]:
     loads = ", ".join(map(str, f["load_average"]["rounds"]))
     lines = [
         f"Decode, tokens a second (medians of {f['rounds']} rounds; files cold; other programs with mmap below 100%):",
-        *grid(
-            ("experts", "budget", *systems, "hit rate", "MB/token", "misses x blob", "bound", "Belady's"),
-            rows,
-        ),
+        *grid(("experts", "budget", *systems, "hit rate", "MB/token", "misses x blob", "bound", "Belady's"), rows),
         f"  (bound: the longer of computing alone and reading what was missed from this disk, {speeds})",
         *(f"  {over}: {interval(one)} times as fast" for over, one in f["over"].items()),
         *grid(

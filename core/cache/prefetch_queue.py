@@ -174,13 +174,7 @@ class PrefetchQueue:
             return not core.retains or self.guard.may_displace(planned.score, gone)
 
         return core.admit(
-            planned.eid,
-            core.leased,
-            named,
-            self.fresh,
-            self._copies.tickets,
-            core.pinned,
-            may_displace=may_displace,
+            planned.eid, core.leased, named, self.fresh, self._copies.tickets, core.pinned, may_displace=may_displace
         )
 
     def _outranks(self, priority: float, pool: Pool[Slot]) -> bool:

@@ -174,12 +174,7 @@ class Engine(EngineFacts):
         """
         with self.access.owned("The model is answering a batch. Wait for it, or stop it."):
             yield from self.batching.run(
-                requests,
-                limit,
-                cancel or threading.Event(),
-                by_row=by_row,
-                scheduler=scheduler,
-                pipelined=pipelined,
+                requests, limit, cancel or threading.Event(), by_row=by_row, scheduler=scheduler, pipelined=pipelined
             )
 
     @property

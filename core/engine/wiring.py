@@ -157,16 +157,12 @@ def _around(
     recorder.counts_steps = passes.hooked.program is not None and loaded.device.type == "cpu"
     predictor_host.use(*plan.spec.settings.prefetch.predictor, controller.profile)
     threads = _timed(loaded, passes, memory, recorder)
-    device_decode = DeviceDecode(
-        step,
-        loaded.store,
-        shape,
-        predictor_host,
-        prediction.capture,
-        lambda: TokenGraphs(
-            model, loaded.device, plan.context, lambda: memory.ledger.used() <= memory.ledger.budget_bytes
-        ),
-    )
+    ledger = memory.ledger
+
+    def graphs() -> TokenGraphs:
+        return TokenGraphs(model, loaded.device, plan.context, lambda: ledger.used() <= ledger.budget_bytes)
+
+    device_decode = DeviceDecode(step, loaded.store, shape, predictor_host, prediction.capture, graphs)
     program = passes.hooked.program if recorder.counts_steps else None
     drafter = Drafter(program, min(loaded.sizes.chunk - 1, kv.revocable))
     parts = EngineParts(memory, prediction, Telemetry(shape), recorder, device_decode, host, drafter)

@@ -36,8 +36,5 @@ def with_chosen_rows(model: Any) -> None:
 def _of_chosen_rows(model: Any, *args: Any, logits_to_keep: int | torch.Tensor = 0, **kwargs: Any) -> Any:
     rows = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
     head = model.get_output_embeddings()
-    handle = head.register_forward_pre_hook(lambda module, given: (given[0][:, rows], *given[1:]))
-    try:
+    with head.register_forward_pre_hook(lambda module, given: (given[0][:, rows], *given[1:])):
         return type(model).forward(model, *args, **kwargs)
-    finally:
-        handle.remove()

@@ -14,11 +14,7 @@ from core.system.template_worker import RENDERER, encode
 from core.system.wording import MOST, one_line, reason
 
 ADVICE = "Download the model's tokenizer files again, or remove its chat template to chat without one."
-WORDS = {
-    "damaged": "is damaged {}",
-    "forbidden": "asks for what no template may have",
-    "failed": "fails: {}",
-}
+WORDS = {"damaged": "is damaged {}", "forbidden": "asks for what no template may have", "failed": "fails: {}"}
 
 
 class Rejected(Exception):
@@ -73,9 +69,7 @@ def _text(reply: bytes) -> str:
 
 
 def prompt_of(
-    tokenizer: PreTrainedTokenizerBase,
-    messages: Sequence[Mapping[str, Any]],
-    tools: Sequence[Mapping[str, Any]] = (),
+    tokenizer: PreTrainedTokenizerBase, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] = ()
 ) -> str:
     """The prompt text of a chat, ready for an answer; `tools` = those that the model is offered. A chat that the
     template rejects because of where system messages stand is put in another form. Raises as `render` does,

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
+import torch
 from torch import nn
 
 ASCENDING = "_moestro_ascending"  # on experts whose outputs are summed in the order of experts, not of selection
@@ -64,3 +65,11 @@ def already_adapted(module: nn.Module) -> bool:
     before = hasattr(module, "_moestro_adapted")
     module._moestro_adapted = True  # type: ignore[assignment]
     return before
+
+
+def route_and_compute(self: Any, hidden_states: torch.Tensor) -> torch.Tensor:
+    """The forward pass of a block whose router returns (logits, weights [T, k], ids [T, k]): its experts' sum for
+    hidden states [..., hidden]."""
+    _, weights, ids = self.router(hidden_states)
+    states = hidden_states.reshape(-1, hidden_states.shape[-1])
+    return self.experts(states, ids, weights).view(hidden_states.shape)  # type: ignore[no-any-return]

@@ -125,11 +125,25 @@ class Reserved:
         """Set the capacity to `context` positions; nothing is allocated yet."""
 
 
-class ReservedLayer(Reserved, DynamicLayer):
-    """Full attention: keys and values [batch, heads, context, dim]."""
+class ReservedPair(Reserved):
+    """Keys and values in memory of a fixed size."""
 
     keys: Any  # a tensor; None before the first pass
     values: Any
+    _rooms: tuple[ReservedTensor, ReservedTensor]
+
+    def held(self) -> Held:
+        found = [room.memory for room in self._rooms if room.memory is not None]
+        return Held(found[0].shape[2] if found else 0, tuple([memory.data_ptr() for memory in found]))
+
+    @property
+    def growing_bytes(self) -> int:
+        keys, values = self._rooms
+        return super().growing_bytes + keys.bytes + values.bytes
+
+
+class ReservedLayer(ReservedPair, DynamicLayer):
+    """Full attention: keys and values [batch, heads, context, dim]."""
 
     def _reserve(self, context: int) -> None:
         super()._reserve(context)
@@ -160,10 +174,6 @@ class ReservedLayer(Reserved, DynamicLayer):
         keys, values = self._rooms
         self.keys, self.values = keys.grown(count), values.grown(count)
 
-    def held(self) -> Held:
-        found = [room.memory for room in self._rooms if room.memory is not None]
-        return Held(found[0].shape[2] if found else 0, tuple([memory.data_ptr() for memory in found]))
-
     def update(
         self, key_states: torch.Tensor, value_states: torch.Tensor, *args: Any, **kwargs: Any
     ) -> tuple[torch.Tensor, torch.Tensor]:
@@ -190,11 +200,6 @@ class ReservedLayer(Reserved, DynamicLayer):
         if self.fixed is not None:
             raise ModelError("it uses the number of its tokens within a pass")
         return self._rooms[0].length
-
-    @property
-    def growing_bytes(self) -> int:
-        keys, values = self._rooms
-        return super().growing_bytes + keys.bytes + values.bytes
 
     def clear(self) -> None:
         super().clear()

@@ -6,19 +6,16 @@ from typing import Any
 import torch
 from transformers.cache_utils import DynamicSlidingWindowLayer
 
-from core.hf.reserved_layers import Copied, Held, Part, Reserved, initialize, noise
+from core.hf.reserved_layers import Copied, Part, ReservedPair, initialize, noise
 from core.hf.reserved_tensor import ReservedTensor
 
 BLOCK = 64  # positions that passes by address read together
 
 
-class ReservedWindow(Reserved, DynamicSlidingWindowLayer):
+class ReservedWindow(ReservedPair, DynamicSlidingWindowLayer):
     """Sliding window: the last keys and values but the current token's own, which come with the call. A pass by address
     writes them too, position p where p modulo the `window` positions of the memory lies: of a pass over more than
     `window - sliding_window + 1` rows, these are written and read in parts."""
-
-    keys: Any  # a tensor; None before the first pass
-    values: Any
 
     def _reserve(self, context: int) -> None:
         super()._reserve(context)
@@ -52,10 +49,6 @@ class ReservedWindow(Reserved, DynamicSlidingWindowLayer):
         self.cumulative_length += count
         self.keys, self.values = (room.filled(self.cumulative_length) for room in self._rooms)
 
-    def held(self) -> Held:
-        found = [room.memory for room in self._rooms if room.memory is not None]
-        return Held(found[0].shape[2] if found else 0, tuple([memory.data_ptr() for memory in found]))
-
     def lengthen(self, count: int, draw: torch.Generator) -> None:
         super().lengthen(count, draw)
         if self._by_address:
@@ -65,11 +58,6 @@ class ReservedWindow(Reserved, DynamicSlidingWindowLayer):
             self.grow(count)
         elif self.is_initialized:
             self.update(noise(self.keys, 2, count, draw), noise(self.values, 2, count, draw))
-
-    @property
-    def growing_bytes(self) -> int:
-        keys, values = self._rooms
-        return super().growing_bytes + keys.bytes + values.bytes
 
     def clear(self) -> None:
         super().clear()

@@ -5,6 +5,7 @@ Nothing is allocated or computed: only shapes pass through the model's own code,
 
 import weakref
 from collections.abc import Iterable
+from contextlib import suppress
 from typing import Any, NamedTuple
 
 import torch
@@ -71,13 +72,8 @@ class _Enough(Exception):
 def _run(meta: Any, cache: DynamicCache, tokens: int, layer: int) -> None:
     """One pass, stopped after the first module that belongs to `layer`."""
     module = next((m for m in meta.modules() if getattr(m, "layer_idx", None) == layer), meta)
-    handle = module.register_forward_hook(_stop)
-    try:
+    with suppress(_Enough), module.register_forward_hook(_stop):
         cached_pass(meta, torch.zeros(1, tokens, dtype=torch.long, device="meta"), cache)
-    except _Enough:
-        pass
-    finally:
-        handle.remove()
 
 
 def _stop(*args: object) -> None:

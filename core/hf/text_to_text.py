@@ -104,10 +104,7 @@ def _over(layers: list[Any]) -> DynamicCache:
 
 
 def _forward(
-    model: Any,
-    input_ids: torch.Tensor,
-    logits_to_keep: int | torch.Tensor = 0,
-    **kwargs: Any,
+    model: Any, input_ids: torch.Tensor, logits_to_keep: int | torch.Tensor = 0, **kwargs: Any
 ) -> CausalLMOutputWithPast:
     """input_ids [1, T] of a prompt, or of the start token and the answer -> logits [1, n, V], for a prompt none.
     Without a cache the prompt and the start token are computed."""

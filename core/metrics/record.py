@@ -136,8 +136,7 @@ class StepRecord:
         ),
     )
     drafted: int = field(
-        default=0,
-        metadata=metric("tokens", "Guessed tokens that the pass verified beside the next one.", reduce="sum"),
+        default=0, metadata=metric("tokens", "Guessed tokens that the pass verified beside the next one.", reduce="sum")
     )
     accepted: int = field(
         default=0,

@@ -81,13 +81,7 @@ ROUTED: tuple[Metric, ...] = (
     Metric("changed", "assignments", int, "Of those, how many another expert or nothing took the place of.", "sum"),
 )
 _first = [one for one in COUNTED if one.unit in ("tokens", "s", "ms")]
-METRICS: tuple[Metric, ...] = (
-    *_first,
-    *REQUESTS,
-    HIT_RATE,
-    *(one for one in COUNTED if one not in _first),
-    *ROUTED,
-)
+METRICS: tuple[Metric, ...] = (*_first, *REQUESTS, HIT_RATE, *(one for one in COUNTED if one not in _first), *ROUTED)
 """Every metric, in the order of the exports: sizes and times, requests, everything else that is counted, routing."""
 BY_NAME: Mapping[str, Metric] = {one.name: one for one in METRICS}
 

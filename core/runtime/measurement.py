@@ -5,9 +5,8 @@ answer's, and nothing is predicted, recorded or shown.
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 
@@ -83,16 +82,11 @@ class MeasurementSession:
             )
             on_layer(run)
 
-        hooks: list[Any] = [
-            watch(self.model, self.sites, seen.append, on_embedding),
-            *[site.module.register_forward_hook(ran) for site in self.sites],
-        ]
-        try:
-            with self.pipeline.step.tapped(outs.append):
-                yield
-        finally:
-            for hook in hooks:
-                hook.remove()
+        with ExitStack() as hooks, self.pipeline.step.tapped(outs.append):
+            hooks.enter_context(watch(self.model, self.sites, seen.append, on_embedding))
+            for site in self.sites:
+                hooks.enter_context(site.module.register_forward_hook(ran))
+            yield
 
     @torch.inference_mode()
     def outputs(self, layer: int, given: torch.Tensor, experts: Sequence[int]) -> torch.Tensor:
@@ -123,12 +117,10 @@ class MeasurementSession:
             if stop():
                 raise Preempted
 
-        hooks = [site.module.register_forward_pre_hook(look) for site in self.sites]
-        try:
+        with ExitStack() as hooks:
+            for site in self.sites:
+                hooks.enter_context(site.module.register_forward_pre_hook(look))
             yield
-        finally:
-            for hook in hooks:
-                hook.remove()
 
     @contextmanager
     def borrowed_cache(self, stop: Callable[[], bool]) -> Iterator[None]:

@@ -68,10 +68,7 @@ class MissPolicy:
         self._temperature = settings.gate_temperature
         self._renormalise = settings.drop_renormalise
         self.executing.use(
-            settings.execute,
-            settings.execute_weights,
-            settings.execute_share,
-            prefill=settings.execute_prefill,
+            settings.execute, settings.execute_weights, settings.execute_share, prefill=settings.execute_prefill
         )
         self._predictor_host.enable_outputs(
             router=self.executing.active or bool(self._substitute and self._substitute.logits),

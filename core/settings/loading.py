@@ -63,11 +63,7 @@ class LoadSpec:
     ] = "auto"
     device: Annotated[
         Literal["auto", "cpu", "cuda"],
-        Param(
-            "Where the model runs. auto = the GPU when there is one.",
-            title="Device",
-            advanced=True,
-        ),
+        Param("Where the model runs. auto = the GPU when there is one.", title="Device", advanced=True),
     ] = "auto"
     host: Annotated[
         str,

@@ -12,11 +12,7 @@ SPECULATIVE: Mapping[str, Value] = {"predictor": "gate", "predictor.gate.last_st
 """MoEpic's prefetching: every expert of the next layer, in the order of what its router says one layer early."""
 FIRST = "auto"  # what a new user of the dashboard gets, and the head of every menu
 
-PAPER_ESTIMATOR: Mapping[str, Value] = {
-    "estimator_input": "quasi",
-    "estimator_width": 0,
-    "estimator_tokens": 4_000_000,
-}
+PAPER_ESTIMATOR: Mapping[str, Value] = {"estimator_input": "quasi", "estimator_width": 0, "estimator_tokens": 4_000_000}
 """Speculating Experts section 6.2: trained on quasi-hidden states, on 4 million tokens for Qwen3-30B-A3B."""
 
 

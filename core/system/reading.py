@@ -98,8 +98,8 @@ def read_json(path: Path | str, limit_bytes: int = CONFIG_BYTES, nonfinite: bool
         raise ModelError(f"{shown(path)} is damaged: {problem}.") from None
 
 
-def parse_json(text: str | bytes, max_depth: int = DEPTH, nonfinite: bool = False) -> Any:
-    """Standard JSON with unique keys in each object and at most `max_depth` levels.
+def parse_json(text: str | bytes, nonfinite: bool = False) -> Any:
+    """Standard JSON with unique keys in each object and at most DEPTH levels.
 
     Raises BadJson for any other text. NaN and Infinity, which Python and some configs of transformers write, are
     accepted only if `nonfinite`.
@@ -115,14 +115,14 @@ def parse_json(text: str | bytes, max_depth: int = DEPTH, nonfinite: bool = Fals
     except BadJson:
         raise
     except RecursionError:
-        raise BadJson(f"its JSON is nested deeper than {max_depth} levels") from None
+        raise BadJson(f"its JSON is nested deeper than {DEPTH} levels") from None
     except UnicodeDecodeError as problem:
         raise BadJson(f"byte {problem.start:,} is not UTF-8 text") from None
     except json.JSONDecodeError as problem:
         raise BadJson(f"line {problem.lineno} is not JSON ({problem.msg})") from None
     except ValueError:  # Python's limit of integer digits
         raise BadJson("one of its numbers has thousands of digits") from None
-    _require_shallow(found, max_depth, "\\ud" in text or "\\uD" in text or not _whole(text))
+    _require_shallow(found, "\\ud" in text or "\\uD" in text or not _whole(text))
     return found
 
 
@@ -199,7 +199,7 @@ def _finite(digits: str) -> float:
     return number
 
 
-def _require_shallow(found: Any, max_depth: int, halves: bool) -> None:
+def _require_shallow(found: Any, halves: bool) -> None:
     """Check the depth level by level, without recursion. `halves`: also reject unpaired surrogates."""
     level, depth = [found], 0
     while level:
@@ -212,6 +212,6 @@ def _require_shallow(found: Any, max_depth: int, halves: bool) -> None:
             elif isinstance(each, list):
                 inside += each
         depth += any(isinstance(each, (dict, list)) for each in level)
-        if depth > max_depth:
-            raise BadJson(f"its JSON is nested deeper than {max_depth} levels")
+        if depth > DEPTH:
+            raise BadJson(f"its JSON is nested deeper than {DEPTH} levels")
         level = inside

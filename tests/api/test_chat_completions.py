@@ -146,12 +146,9 @@ def test_fields_that_ask_for_nothing_and_unknown_ones_are_ignored_and_logged(sta
 def test_another_model_is_refused_with_the_names_that_there_are(start: Start) -> None:
     client, _, _ = start()
     reply = client.post(COMPLETE, json={**ask(), "model": "gpt-5"})
-    assert (reply.status_code, reply.json()["error"]["code"], reply.json()["error"]["param"]) == (
-        404,
-        "model_not_found",
-        "model",
-    )
-    assert "'demo'" in reply.json()["error"]["message"]
+    error = reply.json()["error"]
+    assert (reply.status_code, error["code"], error["param"]) == (404, "model_not_found", "model")
+    assert "'demo'" in error["message"]
     assert client.post(COMPLETE, json={**ask(), "model": None}).status_code == 200
 
 
@@ -222,7 +219,6 @@ def test_a_model_that_takes_tools_calls_them(start: Start) -> None:
     calls = choice["message"]["tool_calls"]
     assert [one["function"] for one in calls] == [{"name": "look", "arguments": '{"at": "it"}'}] * 2
     assert len({one["id"] for one in calls}) == 2
-
     told = events(client.post(COMPLETE, json=ask(tools=[TOOL], stream=True)).text)[:-1]
     deltas = [call for _, one in told for call in one["choices"][0]["delta"].get("tool_calls", [])]
     assert [(one["index"], one["function"]["name"]) for one in deltas] == [(0, "look"), (1, "look")]
@@ -238,17 +234,12 @@ def test_one_call_at_most_where_more_are_not_wanted(start: Start) -> None:
     assert "tool_calls" not in choice["message"], "tools were taken away"
 
 
-CHOICES: list[
-    tuple[Any, list[str] | None, list[str] | None]
-] = [  # which tool is asked for, has to be called, is told of
+Names = list[str] | None
+CHOICES: list[tuple[Any, Names, Names]] = [  # which tool is asked for, has to be called, is told of
     ("auto", [], ["look", "write"]),
     ("required", ["look", "write"], ["look", "write"]),
     ({"type": "function", "function": {"name": "write"}}, ["write"], ["look", "write"]),
-    (
-        {"type": "allowed_tools", "allowed_tools": {"mode": "required", "tools": [TOOL]}},
-        ["look"],
-        ["look"],
-    ),
+    ({"type": "allowed_tools", "allowed_tools": {"mode": "required", "tools": [TOOL]}}, ["look"], ["look"]),
     ({"type": "allowed_tools", "allowed_tools": {"mode": "auto", "tools": [TOOL]}}, [], ["look"]),
     ({"type": "function", "function": {"name": "sing"}}, None, None),
     ({"type": "allowed_tools", "allowed_tools": {"mode": "auto", "tools": []}}, None, None),

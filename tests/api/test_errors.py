@@ -91,10 +91,7 @@ def test_so_is_that_of_a_missing_token(host: Host) -> None:
 
 @pytest.mark.parametrize(
     ("error", "status", "kind"),
-    [
-        (RuntimeError("inside"), 500, "api_error"),
-        (ContextError("Too long."), 400, "invalid_request_error"),
-    ],
+    [(RuntimeError("inside"), 500, "api_error"), (ContextError("Too long."), 400, "invalid_request_error")],
 )
 def test_so_is_that_of_an_answer_that_fails(start: Start, error: Exception, status: int, kind: str) -> None:
     def fail(*_: Any, **__: Any) -> Any:

@@ -26,6 +26,7 @@ from tests.app.conftest import WAIT_S
 from tests.app.served import eventually, post, serving
 from tests.checkpoints import make_checkpoint
 from tests.engine.profiles import drawn_profile
+from tests.loaded import in_layers
 from tests.tiny_tokenizer import save_tokenizer
 
 HELLO: list[Any] = [{"role": "user", "content": "hello there"}]
@@ -70,16 +71,11 @@ def test_a_client_that_leaves_stops_the_engine_within_a_layer(
             assert answers[0].cancelled.wait(WAIT_S)
 
     monkeypatch.setattr(host.chats, "complete", kept)
-    hooks = [
-        site.module.register_forward_pre_hook(lambda *_, layer=site.index: routed(layer))
-        for site in engine.loaded.sites
-    ]
-    client = post(port, {"messages": HELLO, "stream": stream})
-    assert reached.wait(WAIT_S)
-    client.close()
-    eventually(lambda: answers[0].finished)
-    for hook in hooks:
-        hook.remove()
+    with in_layers(engine, routed):
+        client = post(port, {"messages": HELLO, "stream": stream})
+        assert reached.wait(WAIT_S)
+        client.close()
+        eventually(lambda: answers[0].finished)
     assert len(layers) == passes * engine.shape.layers + 2, "a layer was computed after the client had left"
     assert answers[0].n_tokens == passes
     assert answers[0].stats is not None and answers[0].stats.reason == "cancelled"

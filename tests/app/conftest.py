@@ -13,7 +13,7 @@ from app.services.progress import Answer
 from app.store import Store
 from core.settings.loading import LoadSpec
 from core.types import Piece
-from tests.fake_models import fake_estimate
+from tests.fake_models import fake_estimate, fake_pack
 from tests.fakes import FakeEngine
 
 Awaited = TypeVar("Awaited", Answer, Any)
@@ -135,3 +135,18 @@ def host(tmp_path: Path) -> Host:
 def gated_host(tmp_path: Path, gated: type[GatedEngine]) -> Host:
     """A host whose engine makes a token when `gated.gate` lets it."""
     return open_host(tmp_path, gated)
+
+
+@pytest.fixture
+def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty Hugging Face cache of this test's own."""
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "hub"))
+    return tmp_path / "hub"
+
+
+@pytest.fixture
+def library(tmp_path: Path) -> Host:
+    """Of a home with one pack, and no model loaded."""
+    host = open_host(tmp_path / "home", loaded=False)
+    fake_pack(host.library.packs / "Tiny")
+    return host

@@ -2,6 +2,7 @@
 
 import threading
 from collections.abc import Iterator
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -55,6 +56,12 @@ def chatted(tmp_path: Path) -> Iterator[tuple[Host, int]]:
     host.close()
 
 
+@pytest.fixture
+def analyst(tmp_path: Path) -> Iterator[Analyst]:
+    with closing(Store(tmp_path / "home")) as store:
+        yield Analyst(store, JobRunner())
+
+
 def test_a_chat_is_put_through_every_policy_and_budget(chatted: tuple[Host, int]) -> None:
     host, chat = chatted
     question = Question(
@@ -72,11 +79,8 @@ def test_a_chat_is_put_through_every_policy_and_budget(chatted: tuple[Host, int]
     assert {(row.policy, row.slots) for row in made.rows} == {
         (policy, slots) for policy in ("lru", "lcp", "lfu", "fifo") for slots in (16, 32, 64)
     }
-    assert (made.about.name, made.about.model, made.about.expert_bytes) == (
-        "“How does the cache behave?”",
-        "demo",
-        SHAPE.expert_bytes,
-    )
+    assert (made.about.name, made.about.model) == ("“How does the cache behave?”", "demo")
+    assert made.about.expert_bytes == SHAPE.expert_bytes
     for row in made.rows:
         bound = made.bound(row.slots)
         assert row.hit_rate is not None and row.tpot_ms is not None
@@ -90,11 +94,8 @@ def test_a_chat_is_put_through_every_policy_and_budget(chatted: tuple[Host, int]
 def test_answers_are_kept_and_seen_by_all(chatted: tuple[Host, int], tmp_path: Path) -> None:
     host, chat = chatted
     before = host.analyst.stamp
-    ended(
-        host.analyst.start(
-            Question(RoutingSource("chat", chat), ("lru",), budgets="50%", settings=host.models.settings)
-        )
-    )
+    question = Question(RoutingSource("chat", chat), ("lru",), budgets="50%", settings=host.models.settings)
+    ended(host.analyst.start(question))
     assert host.analyst.stamp != before
     assert jobs_state(host)["analysis"]["state"] == "done"
     with TestClient(build_app(host), base_url="http://127.0.0.1") as web:
@@ -113,8 +114,7 @@ def test_answers_are_kept_and_seen_by_all(chatted: tuple[Host, int], tmp_path: P
     again.close()
 
 
-def test_a_file_from_elsewhere_has_hit_rates_and_times_only_when_they_are_typed(tmp_path: Path, trace: Path) -> None:
-    analyst = Analyst(Store(tmp_path / "home"), JobRunner())
+def test_a_file_from_elsewhere_has_hit_rates_and_times_only_when_they_are_typed(analyst: Analyst, trace: Path) -> None:
     question = Question(
         RoutingSource.parse("file", f' "{trace}" ', EXPERTS), ("lru",), ("none", "recent"), budgets="50%"
     )
@@ -132,7 +132,6 @@ def test_a_file_from_elsewhere_has_hit_rates_and_times_only_when_they_are_typed(
     assert plain.tpot_ms == pytest.approx(5.0 + (plain.misses or 0.0) * 1.0), "by hand: no product hides a copy"
     assert ahead.copies is not None and plain.copies is not None
     assert ahead.copies >= plain.copies
-    analyst.store.close()
 
 
 def test_a_file_of_the_loaded_model_s_shape_takes_its_times(chatted: tuple[Host, int], tmp_path: Path) -> None:
@@ -140,24 +139,15 @@ def test_a_file_of_the_loaded_model_s_shape_takes_its_times(chatted: tuple[Host,
     random = np.random.default_rng(0)
     path = tmp_path / "same.npz"
     np.savez(path, experts=random.random((SHAPE.layers, 40, SHAPE.experts)).argsort(2)[..., : SHAPE.top_k])
-    ended(
-        host.analyst.start(
-            Question(
-                RoutingSource("file", path=str(path), experts=SHAPE.experts),
-                ("lru",),
-                budgets="50%",
-                settings=host.models.settings,
-                load=host.models.load_id,
-            )
-        )
-    )
+    source, models = RoutingSource("file", path=str(path), experts=SHAPE.experts), host.models
+    question = Question(source, ("lru",), budgets="50%", settings=models.settings, load=models.load_id)
+    ended(host.analyst.start(question))
     made = host.analyst.table
     assert made.about.clock is not None
     assert any("in this session" in note for note in made.about.notes)
 
 
-def test_what_cannot_be_asked_is_refused_at_once(tmp_path: Path) -> None:
-    analyst = Analyst(Store(tmp_path / "home"), JobRunner())
+def test_what_cannot_be_asked_is_refused_at_once(analyst: Analyst) -> None:
     with pytest.raises(SettingError, match="no eviction called"):
         analyst.start(Question(RoutingSource("chat", 1), ("nonsense",)))
     with pytest.raises(SettingError, match="at least one prefetcher"):
@@ -166,12 +156,11 @@ def test_what_cannot_be_asked_is_refused_at_once(tmp_path: Path) -> None:
         RoutingSource.parse("file", " ")
     job = ended(analyst.start(Question(RoutingSource("chat", 1), ("lru",))))
     assert "Nothing has been recorded" in job.error
-    analyst.store.close()
 
 
 @pytest.mark.long(0.1)
-def test_much_work_is_done_elsewhere(tmp_path: Path, trace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    analyst = Analyst(Store(tmp_path / "home"), JobRunner(), processes=1)
+def test_much_work_is_done_elsewhere(analyst: Analyst, trace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    analyst = Analyst(analyst.store, JobRunner(), processes=1)
     question = Question(RoutingSource("file", path=str(trace)), ("lru",), budgets="50%")
     assert ended(analyst.start(question)).state == "done"
     made = analyst.table
@@ -179,11 +168,9 @@ def test_much_work_is_done_elsewhere(tmp_path: Path, trace: Path, monkeypatch: p
     assert ended(analyst.start(question)).state == "done"
     assert analyst.table.rows == made.rows
     assert analyst.table.bounds == made.bounds
-    analyst.store.close()
 
 
-def test_one_at_a_time_and_stopped_when_asked(tmp_path: Path, trace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    analyst = Analyst(Store(tmp_path / "home"), JobRunner())
+def test_one_at_a_time_and_stopped_when_asked(analyst: Analyst, trace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     began = threading.Event()
 
     def never(tasks: Any, processes: int, cancel: threading.Event) -> Iterator[Any]:
@@ -199,14 +186,12 @@ def test_one_at_a_time_and_stopped_when_asked(tmp_path: Path, trace: Path, monke
         analyst.start(question)
     analyst.cancel()
     assert ended(job).state == "cancelled"
-    assert not list((tmp_path / "home").glob("analysis/*"))
+    assert not list(analyst.store.folder.glob("analysis/*"))
     monkeypatch.undo()
     assert ended(analyst.start(replace(question, budgets="50%"))).state == "done"
-    analyst.store.close()
 
 
-def test_the_lab_says_what_each_foresees_and_why_some_cannot(tmp_path: Path, trace: Path) -> None:
-    analyst = Analyst(Store(tmp_path / "home"), JobRunner())
+def test_the_lab_says_what_each_foresees_and_why_some_cannot(analyst: Analyst, trace: Path) -> None:
     question = Question(
         RoutingSource("file", path=str(trace), experts=EXPERTS),
         predictors=("recent", "transitions", "gate", "estimator"),
@@ -237,7 +222,6 @@ def test_the_lab_says_what_each_foresees_and_why_some_cannot(tmp_path: Path, tra
     assert ended(analyst.start(replace(question, compute_ms=None))).state == "done"
     untimed = {run.predictor: run for run in analyst.lab.runs}
     assert (untimed["recent"].tpot_ms, untimed["recent"].recall) == (None, runs["recent"].recall)
-    analyst.store.close()
 
 
 def test_a_profile_counts_for_its_own_model_only(chatted: tuple[Host, int]) -> None:
@@ -258,8 +242,10 @@ def test_a_profile_counts_for_its_own_model_only(chatted: tuple[Host, int]) -> N
         ("empty.csv", b"", "no rows"),
     ],
 )
-def test_bad_files_say_what_is_wrong(tmp_path: Path, name: str, content: bytes | None, said: str) -> None:
-    analyst, path = Analyst(Store(tmp_path / "home"), JobRunner()), tmp_path / name
+def test_bad_files_say_what_is_wrong(
+    analyst: Analyst, tmp_path: Path, name: str, content: bytes | None, said: str
+) -> None:
+    path = tmp_path / name
     question = Question(RoutingSource("file", path=str(path)), ("lru",))
     if content is None:
         with pytest.raises(SettingError, match=said):
@@ -270,7 +256,6 @@ def test_bad_files_say_what_is_wrong(tmp_path: Path, name: str, content: bytes |
         assert job.state == "error"
         assert said in job.error
     assert analyst.table is None
-    analyst.store.close()
 
 
 def test_a_text_to_text_model_has_nothing_to_replay_and_it_says_why(tmp_path: Path) -> None:

@@ -15,26 +15,14 @@ from app.ui.tabs.library_views import question
 from core.errors import MoestroError
 from core.memory.pack import check
 from core.memory.pack.manifest import _digest
-from tests.app.conftest import WAIT_S, open_host
+from tests.app.conftest import WAIT_S
 from tests.app.test_library import MOE, cached, checkpoint
 from tests.fake_models import fake_pack
 from tests.pack.packs import write_pack
 
+pytestmark = pytest.mark.usefixtures("hub")
+
 posix = pytest.mark.skipif(os.name == "nt", reason="needs symbolic links")
-
-
-@pytest.fixture(autouse=True)
-def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """An empty Hugging Face cache of this test's own."""
-    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "hub"))
-    return tmp_path / "hub"
-
-
-@pytest.fixture
-def library(tmp_path: Path) -> Host:
-    host = open_host(tmp_path / "home", loaded=False)
-    fake_pack(host.library.packs / "Tiny")
-    return host
 
 
 def entry_of(path: Path) -> Entry:

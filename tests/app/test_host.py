@@ -108,9 +108,7 @@ def test_a_prompt_longer_than_the_context_changes_nothing(tmp_path: Path) -> Non
     answer = ended(host.chats.ask(None, "word " * 50))
     assert (answer.state, answer.undone, answer.text) == ("error", True, "")
     assert "context" in answer.error
-    assert answer.chat_id is not None
-    assert host.chats.outcome(answer.chat_id) is answer
-    assert host.store.chats.all() == []
+    assert answer.chat_id is not None and host.store.chats.all() == []
 
     chat = ended(host.chats.ask(None, "short")).chat_id
     assert chat is not None

@@ -4,6 +4,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from html import unescape
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,7 +15,7 @@ from app.ui.tabs import analysis_figures, analysis_views, calibrate_figures, cal
 from core.errors import SettingError
 from core.policy.substitute.buddies import cut, rank
 from core.policy.substitute.list_lengths import LayerLists, ListRule
-from core.profile import PARTS
+from core.profile import PARTS, Profile
 from core.settings.calibration import CalibrationSettings
 from core.simulate.blocks import Block
 from core.system.wording import format_bytes
@@ -99,8 +100,7 @@ def test_names_from_elsewhere_are_text() -> None:
         lab_views.listing(LAB),
         calibrate_views.question(fake_profile(mean)),
     ):
-        assert "<img" not in text
-        assert "<hidden>" not in text
+        assert "<img" not in text and "<hidden>" not in text
 
 
 def costing(told: Mapping[str, Sequence[float]]) -> Table:
@@ -136,8 +136,7 @@ def test_the_lab_s_figures() -> None:
     nothing = replace(LAB, runs=LAB.runs[-1:])
     assert (lab_views.recall_map(nothing, True), lab_views.bars(nothing, True)) == (None, None)
     text = lab_views.listing(LAB)
-    assert "Not run on this routing" in text
-    assert "as recorded" in text
+    assert "Not run on this routing" in text and "as recorded" in text
 
 
 def test_the_lab_survives_being_kept_and_has_a_csv() -> None:
@@ -148,6 +147,16 @@ def test_the_lab_survives_being_kept_and_has_a_csv() -> None:
     assert "gate,all,,,4" in lines[-1]
 
 
+def drawn_of(profile: Profile, layer: int, dark: bool) -> list[Any]:
+    given = calibrate_figures
+    return [
+        given.counts(profile, dark),
+        given.pairs(profile, layer, dark),
+        given.entropy(profile, dark),
+        given.recall(profile, dark),
+    ]
+
+
 def test_a_profile_s_figures() -> None:
     profile = replace(
         fake_profile(parts=("counts", "pairs", "gate_recall", "tae", "times")),
@@ -156,28 +165,16 @@ def test_a_profile_s_figures() -> None:
         experts=4,
         top_k=2,
     )
-    shares = calibrate_figures.shares(profile)
-    assert shares.tolist() == [[150.0, 50.0, 0.0, 0.0], [50.0] * 4]
+    assert calibrate_figures.shares(profile).tolist() == [[150.0, 50.0, 0.0, 0.0], [50.0] * 4]
     profile = fake_profile(parts=tuple(PARTS))
     pairs = calibrate_figures.together(profile, 1)
     assert pairs[0, 1] == pytest.approx(np.log10(1 + profile.pairs[1, 0, 1]))
     for dark in (True, False):
-        drawn = [
-            calibrate_figures.counts(profile, dark),
-            calibrate_figures.pairs(profile, 99, dark),
-            calibrate_figures.entropy(profile, dark),
-            calibrate_figures.recall(profile, dark),
-        ]
+        drawn = drawn_of(profile, 99, dark)
         assert all("http" not in one.to_json() for one in drawn)
     assert f"layer {SHAPE.layers - 1}" in drawn[1].layout.title.text, "a layer there is not is the last one"
     assert drawn[3].data[0].y[0] is None, "nothing comes before layer 0"
-    bare = fake_profile(parts=())
-    assert [
-        calibrate_figures.counts(bare, True),
-        calibrate_figures.pairs(bare, 0, True),
-        calibrate_figures.entropy(bare, True),
-        calibrate_figures.recall(bare, True),
-    ] == [None] * 4
+    assert drawn_of(fake_profile(parts=()), 0, True) == [None] * 4
 
 
 RULE = ListRule("0.5", 3, False, 0.0)
@@ -273,14 +270,10 @@ def test_the_lists_in_words_and_as_a_table() -> None:
 
 def test_a_profile_in_words() -> None:
     text = calibrate_views.summary(fake_profile(), 12_345)
-    assert "Profile of Demo model" in text
-    assert "12.3 kB" in text
-    assert "Not measured: Default vectors" in text
+    assert all(part in text for part in ("Profile of Demo model", "12.3 kB", "Not measured: Default vectors"))
     assert {part for _, part in calibrate_views.part_choices()} == set(PARTS) == set(calibrate_views.HELP)
-    assert calibrate_views.kind_choices(3, 1200)[1:3] == [
-        ("Chats on this machine (3)", "chats"),
-        ("Recorded routing (1\u202f200 tokens)", "traces"),
-    ]
+    kinds = [("Chats on this machine (3)", "chats"), ("Recorded routing (1\u202f200 tokens)", "traces")]
+    assert calibrate_views.kind_choices(3, 1200)[1:3] == kinds
     assert "Estimator" in calibrate_views.needed_by("estimator")
 
 
@@ -289,10 +282,8 @@ def test_super_experts_are_named_with_how_far_they_stand_out() -> None:
     assert "None; " in calibrate_views.summary(profile, 1) and "stands out most" in calibrate_views.summary(profile, 1)
     profile.peaks[:] = 2
     profile.peaks[1, 3] = 500
-    text = calibrate_views.summary(profile, 1)
-    assert "1, protected by default" in text and "1:3 (output up to 500, 250 times its layer's median)" in unescape(
-        text
-    )
+    text = unescape(calibrate_views.summary(profile, 1))
+    assert "1, protected by default" in text and "1:3 (output up to 500, 250 times its layer's median)" in text
 
 
 def test_the_time_it_may_take() -> None:
@@ -302,10 +293,8 @@ def test_the_time_it_may_take() -> None:
     assert "roughly 10 s, and 5 s to train" in calibrate_views.rough(3600, 500, 100.0, ["estimator"])
     training = CalibrationSettings.checked(estimator_tokens=500)
     said = calibrate_views.rough(3600, 0, 100.0, ["estimator"], training, SHAPE)
-    assert (
-        f"{format_bytes(training.training_bytes(SHAPE, 500))} of disk" in said
-        and "roughly 20 s, and 10 s to train" in said
-    )
+    assert f"{format_bytes(training.training_bytes(SHAPE, 500))} of disk" in said
+    assert "roughly 20 s, and 10 s to train" in said
     assert "once it has begun" in calibrate_views.rough(3600, 0, None, [])
     assert calibrate_views.spoken(150) == "2 min"
     assert calibrate_views.spoken(3 * 3600 + 60) == "3 h 1 min"

@@ -13,8 +13,10 @@ from app.services.host import Host
 from app.services.library import scan
 from core.errors import ModelError
 from core.system.gguf import read_metadata
-from tests.app.conftest import WAIT_S, open_host
+from tests.app.conftest import WAIT_S
 from tests.fake_models import fake_pack
+
+pytestmark = pytest.mark.usefixtures("hub")
 
 MOE = {"num_experts": 64, "num_experts_per_tok": 8, "num_hidden_layers": 16, "dtype": "bfloat16"}
 
@@ -61,13 +63,6 @@ def gguf(file: Path, *, experts: int = 8, kind: int = 15, version: int = 3) -> P
     file.parent.mkdir(parents=True, exist_ok=True)
     file.write_bytes(b"GGUF" + struct.pack("<IQQ", version, 0, len(entries)) + b"".join(entries))
     return file
-
-
-@pytest.fixture(autouse=True)
-def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """An empty Hugging Face cache of this test's own."""
-    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "hub"))
-    return tmp_path / "hub"
 
 
 def by_name(entries: list[Entry]) -> dict[str, Entry]:
@@ -184,13 +179,6 @@ def test_what_cannot_be_read_is_a_row_with_its_reason(tmp_path: Path, hub: Path)
 def test_gguf_of_an_unknown_version_is_refused(tmp_path: Path, version: int) -> None:
     with pytest.raises(ModelError, match=f"version {version}"):
         read_metadata(gguf(tmp_path / "x.gguf", version=version))
-
-
-@pytest.fixture
-def library(tmp_path: Path) -> Host:
-    host = open_host(tmp_path / "home", loaded=False)
-    fake_pack(host.library.packs / "Tiny")
-    return host
 
 
 def test_folders_are_remembered(library: Host, tmp_path: Path) -> None:

@@ -96,13 +96,7 @@ def test_a_text_to_text_model_s_answers_are_the_estimate_though_their_routing_is
 
 @pytest.mark.parametrize(
     "change",
-    [
-        {"eviction": "lfu"},
-        {"predictor": "previous_token"},
-        {"link": "emulated"},
-        {"miss": "drop"},
-        {"scope": "global"},
-    ],
+    [{"eviction": "lfu"}, {"predictor": "previous_token"}, {"link": "emulated"}, {"miss": "drop"}, {"scope": "global"}],
 )
 def test_answers_with_other_settings_are_not(store: Store, change: dict[str, object]) -> None:
     used(store, 32)

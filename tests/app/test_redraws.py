@@ -13,6 +13,7 @@ from app.services.host import Host
 from app.services.importer import ImportJob
 from app.services.loading import Loaded
 from app.store import Chat
+from app.ui.controls import answered
 from app.ui.news import noticed
 from app.ui.page import create_ui
 from app.ui.sidebar import ModelSection
@@ -28,6 +29,11 @@ from tests.app.conftest import WAIT_S, ended, open_host, page
 from tests.fake_models import fake_pack
 
 NEWS = SimpleNamespace(stamp="other", dark=True)
+
+
+def test_words_stand_where_there_is_no_result_and_its_parts_where_there_is_one() -> None:
+    assert answered(None, 2) == [gr.update(visible=True), gr.update(visible=False), gr.skip(), gr.skip()]
+    assert answered(["head", "plot"], 2) == [gr.update(visible=False), gr.update(visible=True), "head", "plot"]
 
 
 @pytest.mark.parametrize(

@@ -1,9 +1,7 @@
 """The regret meter around the shadows: right figures, no waiting, no process left behind, whatever happens to it."""
 
-import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import psutil
@@ -12,7 +10,7 @@ from fastapi.testclient import TestClient
 
 from app.server import frames
 from app.server.api import build_app
-from app.services import regret, regret_feed
+from app.services import regret
 from app.services.host import Host
 from app.services.progress import Answer
 from app.services.regret import Regret
@@ -25,10 +23,8 @@ from core.simulate.regret import RegretReport, Shadows
 from core.system.worker_process import WorkerProcess
 from core.types import StepRecord
 from tests.app.conftest import WAIT_S, ended, open_host
-from tests.app.test_regret_process import passes
+from tests.app.test_regret_process import Told, passes, told
 from tests.fake_models import SHAPE
-
-Told = dict[str, Any]
 
 
 @pytest.fixture(autouse=True)
@@ -56,20 +52,12 @@ def closed(host: Host) -> None:
         thread.join(WAIT_S)
 
 
-def told(meter: Regret, load: int | None, settings: Any, until: Callable[[Told], bool]) -> Told:
-    """What the deck is told, as soon as it is as wanted."""
-    version = -1
-    while True:
-        view = meter.view(load, settings)
-        assert view is not None
-        if until(view):
-            return view
-        before, version = version, meter.wait(version, WAIT_S)
-        assert version != before, f"nothing happened: {view}"
+def seen(host: Host, until: Callable[[Told], bool]) -> Told:
+    return told(host.regret, host.models.load_id, host.models.settings, until)
 
 
 def figures(host: Host, tokens: int) -> Told:
-    return told(host.regret, host.models.load_id, host.models.settings, lambda view: view["tokens"] == tokens)
+    return seen(host, lambda view: view["tokens"] == tokens)
 
 
 def ask(host: Host, chat: int | None = None) -> Answer:
@@ -143,12 +131,8 @@ def test_another_policy_begins_a_new_count_and_another_budget_new_shadows(host: 
     ask(host, chat)
     all_steps = list(host.store.steps.records(load=host.models.load_id))
     report = expected(host, all_steps, len(steps), host.models.settings)
-    told(
-        host.regret,
-        host.models.load_id,
-        host.models.settings,
-        lambda view: view["tokens"] == 40 and (view["belady"], view["alone"]) == (report.belady, report.rates["lfu"]),
-    )
+    rates = report.belady, report.rates["lfu"]
+    seen(host, lambda view: view["tokens"] == 40 and (view["belady"], view["alone"]) == rates)
 
 
 @pytest.mark.long(0.1)
@@ -207,63 +191,6 @@ def test_closing_leaves_no_process(tmp_path: Path) -> None:
     assert not psutil.pid_exists(pid)
 
 
-class Stuck(Process):
-    """A process that never answers."""
-
-    def __init__(self) -> None:
-        self.killed, self.asked = threading.Event(), threading.Event()
-
-    def ask(self, head: Any, passes: Any = None) -> Any:
-        self.asked.set()
-        assert self.killed.wait(WAIT_S)
-        raise Lost("killed")
-
-    def kill(self) -> None:
-        self.killed.set()
-
-    def end(self) -> None:
-        self.killed.set()
-
-
-class Slow(Process):
-    """Waits before its first answer until it is let on."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.asked, self.go = threading.Event(), threading.Event()
-
-    def ask(self, head: Any, passes: Any = None) -> Any:
-        self.asked.set()
-        assert self.go.wait(WAIT_S)
-        return super().ask(head, passes)
-
-
-@pytest.mark.long(0.1)
-def test_a_process_that_falls_behind_delays_nobody_and_the_oldest_are_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    slow = Slow()
-    monkeypatch.setattr(regret_feed, "WINDOW", 4096)
-    meter, settings = Regret(start=lambda: slow), Settings()
-    steps = passes(regret.QUEUE + 300)
-    meter.add(1, SHAPE, settings, steps[0])
-    assert slow.asked.wait(WAIT_S)
-    for step in steps[1:]:
-        meter.add(1, SHAPE, settings, step)  # it answers nothing, and yet this returns
-    slow.go.set()
-    view = told(meter, 1, settings, lambda view: view["tokens"] == regret.QUEUE + 1)
-    assert view["left_out"] == 299
-    meter.close()
-
-
-def test_a_stuck_process_does_not_keep_the_application_from_closing() -> None:
-    stuck = Stuck()
-    meter, others = Regret(start=lambda: stuck), set(threading.enumerate())
-    meter.add(1, SHAPE, Settings(), passes(1)[0])
-    assert stuck.asked.wait(WAIT_S)
-    meter.close(WAIT_S)
-    assert stuck.killed.is_set()
-    assert not any(thread.name == "moestro-regret" for thread in set(threading.enumerate()) - others)
-
-
 @pytest.mark.long(0.1)
 def test_a_process_that_is_lost_is_replaced_and_too_many_losses_are_told(host: Host) -> None:
     chat = ask(host).chat_id
@@ -273,14 +200,9 @@ def test_a_process_that_is_lost_is_replaced_and_too_many_losses_are_told(host: H
     killed = host.regret._feed.process
     psutil.Process(pid).kill()
     ask(host, chat)  # its first passes find nobody, the others, if any were left, a new one ...
-    told(host.regret, host.models.load_id, host.models.settings, lambda view: host.regret._feed.process is not killed)
+    seen(host, lambda view: host.regret._feed.process is not killed)
     ask(host, chat)  # ... which these are enough for, however few those were
-    told(
-        host.regret,
-        host.models.load_id,
-        host.models.settings,
-        lambda view: view["state"] == "ready" and host.regret.pid not in (None, pid),
-    )
+    seen(host, lambda view: view["state"] == "ready" and host.regret.pid not in (None, pid))
 
     def broken() -> Process:
         raise Lost("it could not be started")
@@ -307,8 +229,7 @@ def test_another_policy_is_better_only_if_it_hits_more_of_the_same(own: float, p
 
 
 @pytest.mark.parametrize(
-    ("lfu", "better"),
-    [([0.6, 0.6, 0.6, 0.6], True), ([0.9, 0.3, 0.9, 0.3], False), ([0.6], False), ([], False)],
+    ("lfu", "better"), [([0.6, 0.6, 0.6, 0.6], True), ([0.9, 0.3, 0.9, 0.3], False), ([0.6], False), ([], False)]
 )
 def test_a_gain_within_its_noise_advises_nothing(lfu: list[float], better: bool) -> None:
     """Five points on blocks of the same tokens: alike on all, on some and not on others, and too few to tell."""

@@ -18,6 +18,7 @@ from core.profile import PARTS
 from core.settings.registry import variants
 from core.settings.sampling import Sampling
 from core.types import Ids
+from tests.decoded import greedy
 from tests.engine.profiles import drawn_profile
 from tests.loaded import loaded
 from tests.switch import generated
@@ -93,7 +94,7 @@ def _batches(engine: Engine) -> str:
     together: list[Logits] = [[] for _ in PROMPTS]
     draw, sampling = engine.batching._requests.draw, Sampling(max_new_tokens=STEPS)
     lengths = [len(engine.prompt.encode(Ids(prompt), engine.context)) for prompt in PROMPTS]
-    engine.batching._requests.draw = lambda ids, sampling: _greedy(together[lengths.index(len(ids))])  # type: ignore[method-assign]
+    engine.batching._requests.draw = lambda ids, sampling: greedy(together[lengths.index(len(ids))])  # type: ignore[method-assign]
     try:
         requests = [BatchRequest(at, Ids(prompt), sampling) for at, prompt in enumerate(PROMPTS)]
         for one in engine.generate_many(requests, len(PROMPTS)):
@@ -157,7 +158,7 @@ def fast(path: str, plain: Any) -> str:
 def _answer(engine: Engine, prompt: Sequence[int], *, reuse: bool = False) -> tuple[int, Logits]:
     """(tokens that were taken over, the logits [V] of each token) of a greedy answer."""
     logits, cached = Logits(), 0
-    for piece in engine.generate(Ids(prompt), Sampling(max_new_tokens=STEPS), draw=_greedy(logits), reuse=reuse):
+    for piece in engine.generate(Ids(prompt), Sampling(max_new_tokens=STEPS), draw=greedy(logits), reuse=reuse):
         cached = piece.stats.cached_tokens if piece.stats is not None else cached
     return cached, logits
 
@@ -173,14 +174,6 @@ def _own(plain: Any, *pieces: list[int]) -> Logits:
         found.append(cached_pass(plain, torch.tensor([ids]), cache, logits_to_keep=1).logits[0, -1].clone())
         ids = [int(found[-1].argmax())]
     return found
-
-
-def _greedy(logits: Logits) -> Callable[[list[int], torch.Tensor], int]:
-    def draw(ids: list[int], row: torch.Tensor) -> int:
-        logits.append(row[0].clone())
-        return int(row[0].argmax())
-
-    return draw
 
 
 def _compared(got: torch.Tensor, wanted: torch.Tensor, bound: float) -> str:

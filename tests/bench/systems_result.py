@@ -57,10 +57,7 @@ def systems_result() -> dict[str, Any]:
         "top_k": 2,
         "link": "emulated",
         "link_gbps": 0.2,
-        "budgets": {
-            "50%": {"slots": 8, "share": 0.5, "bytes": 800},
-            "25%": {"slots": 4, "share": 0.25, "bytes": 400},
-        },
+        "budgets": {"50%": {"slots": 8, "share": 0.5, "bytes": 800}, "25%": {"slots": 4, "share": 0.25, "bytes": 400}},
         "rounds": 1,
         "tokens": 12,
         "prompts": 1,

@@ -247,8 +247,7 @@ def play(cache: ExpertCache, move: Move) -> list[tuple[Any, ...]]:
 
 @pytest.mark.long(0.1)
 @pytest.mark.parametrize(
-    ("eviction", "scope"),
-    layered(itertools.product(NAMES, ("layer", "global")), quick=lambda case: case in OFTEN),
+    ("eviction", "scope"), layered(itertools.product(NAMES, ("layer", "global")), quick=lambda case: case in OFTEN)
 )
 @settings(max_examples=15)
 @given(blocks=st.sampled_from([2, 3]), capacity=st.integers(K, EXPERTS), made=st.lists(moves, max_size=25))

@@ -9,86 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from core.cache.core import CacheCore
-from core.cache.lease import in_waves
-from core.cache.pool import numbered_pools
-from core.policy.eviction import MakePolicy
-from core.settings.registry import create, variants
 from core.types import Segment
+from tests.cache.split_core import BLOCKS, EXPERTS, LAYERS, NAMES, K, lengths, policy, prompt, split_core, token
 from tests.selection import examples, layered
-
-LAYERS, EXPERTS, K, BLOCKS = 2, 6, 2, 4
-NAMES = [v.name for v in variants("eviction")]
-
-
-def policy(name: str) -> MakePolicy:
-    return lambda expert_index: create("eviction", name, {}, expert_index=expert_index)
-
-
-def split_core(
-    capacities: Sequence[int],
-    tops: Sequence[int],
-    name: str = "lru",
-    experts: int = EXPERTS,
-    blocks: int = BLOCKS,
-    buffer: int = K * BLOCKS,
-    lost: list[tuple[int, int]] | None = None,
-) -> CacheCore[int]:
-    """Layers with so many blocks each, and a buffer; `lost` gets (eid, blocks kept) of whatever is cut or evicted."""
-    lost = [] if lost is None else lost
-    layers = len(tops)
-    core: CacheCore[int] = CacheCore(
-        layers,
-        experts,
-        policy(name),
-        numbered_pools(layers * experts, capacities),
-        blocks=blocks,
-        on_loss=lambda eid, kept: lost.append((eid, kept)),
-    )
-    number = itertools.count()
-    for pool in core.pools:
-        pool.free = [next(number) for _ in pool.free]
-    core.transit = [next(number) for _ in range(buffer)]
-    core.split(tops)
-    return core
-
-
-def token(core: CacheCore[int], layer: int, wanted: Sequence[int]) -> list[Segment]:
-    """A layer of one token -> the segments that had to be copied."""
-    eids = [layer * core.experts + expert for expert in wanted]
-    core.arrive(layer, eids)
-    copied = []
-    for eid in core.lease(layer, eids):
-        copied.append(core.held.lacking(eid))
-        slots = core.admit_requested(eid)
-        assert slots is not None and len(slots) == len(copied[-1].blocks)
-    assert all(len(core.table[eid]) == core.blocks for eid in eids), "an expert is computed whole"
-    core.release(eids)
-    core.check_integrity()
-    return copied
-
-
-def prompt(core: CacheCore[int], layer: int, wanted: Sequence[int]) -> list[Segment]:
-    """A layer of many tokens, in waves if need be -> the segments that had to be copied."""
-    copied: list[Segment] = []
-
-    def acquire(group: Sequence[int]) -> Sequence[int]:
-        eids = [layer * core.experts + expert for expert in group]
-        for eid in core.lease(layer, eids):
-            copied.append(core.held.lacking(eid))
-            assert core.admit_requested(eid) is not None
-        return eids
-
-    for eids in in_waves(core, layer, wanted, acquire, core.release):
-        assert all(len(core.table[eid]) == core.blocks for eid in eids), "an expert is computed whole"
-    core.check_integrity()
-    return copied
-
-
-def lengths(core: CacheCore[int]) -> dict[int, int]:
-    return {eid: len(slots) for eid, slots in enumerate(core.table) if slots}
-
-
-# ------------------------------------------------------------------ by hand
 
 
 def test_experts_longer_than_a_top_are_cut_before_any_is_evicted() -> None:
@@ -180,9 +103,6 @@ def test_a_layer_may_keep_nothing() -> None:
     assert lengths(core) == {}
 
 
-# ------------------------------------------------------------------ against the cache of whole experts
-
-
 choices = st.lists(st.integers(0, EXPERTS - 1), min_size=K, max_size=K, unique=True)
 turns = st.lists(st.lists(choices, min_size=LAYERS, max_size=LAYERS), max_size=30)
 
@@ -212,9 +132,6 @@ def test_tops_as_long_as_experts_are_the_cache_of_whole_experts(
         seen.append([*events, sorted(lengths(core))])
         assert all(length == parts for length in lengths(core).values())
     assert seen[0] == seen[1]
-
-
-# ------------------------------------------------------------------ any history
 
 
 class Move(NamedTuple):

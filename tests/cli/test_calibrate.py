@@ -1,7 +1,6 @@
 """`calibrate` on the command line: what is gathered is printed, kept where the model finds it, and never half done."""
 
 import json
-import signal
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -18,6 +17,7 @@ from core.measure.calibrate import gather as gathering
 from core.profile import load, profile_path, save
 from core.settings.loading import LoadSpec
 from tests.checkpoints import make_checkpoint
+from tests.interrupted import interrupted
 from tests.tiny_tokenizer import save_tokenizer
 
 
@@ -145,16 +145,7 @@ def test_ctrl_c_keeps_what_was(
     if had:
         assert profile(model, home, "--parts", "counts", "--out", file) == 0
     before = file.read_bytes() if had else b""
-    real = gathering.calibrate
-
-    def interrupted(*args: Any, progress: Any, **kwargs: Any) -> Any:
-        def pressed(text: str, share: float) -> None:
-            progress(text, share)
-            signal.raise_signal(signal.SIGINT)
-
-        return real(*args, progress=pressed, **kwargs)
-
-    monkeypatch.setattr(gathering, "calibrate", interrupted)
+    monkeypatch.setattr(gathering, "calibrate", interrupted(gathering.calibrate))
     assert profile(model, home, "--parts", "counts", "--out", file) == 130
     said = capsys.readouterr().err
     assert ("The profile is unchanged." if had else "Nothing was saved.") in said

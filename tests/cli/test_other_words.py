@@ -50,10 +50,7 @@ def test_a_host_that_is_an_address_is_listened_on(line: str, address: str, host:
 @pytest.mark.parametrize(
     ("line", "says"),
     [
-        (
-            "chat --bugdet 5",
-            "There is no option --bugdet. Did you mean --budget? python launch.py chat --help-all",
-        ),
+        ("chat --bugdet 5", "There is no option --bugdet. Did you mean --budget? python launch.py chat --help-all"),
         ("chat --max-token 5", "Did you mean --max-new-tokens?"),
         ("batch --tmp 1", "Did you mean --temperature?"),
         ("import x --max-tokens 5", "There is no option --max-tokens."),

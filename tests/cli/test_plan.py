@@ -1,42 +1,32 @@
 """`plan` on the command line: from a trace or a profile, a budget or a speed; what it says, keeps and refuses."""
 
-import json
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 
 from app import cli
 from core.policy.allocation.slot_allocation import place
-from core.profile import Profile, load, save
+from core.profile import load, save
 from core.settings.config import Settings
+from tests.cli.printed import EXPERTS, LAYERS, K, printed
+from tests.profiles import profile_of
 from tests.simulate.test_engine import routes
 
-LAYERS, EXPERTS, K = 3, 16, 2
+result = partial(printed, "plan")
+
 TIMES = "--att-ms 0.5 --moe-ms 1 --head-ms 0.5 --load-ms 2".split()
-
-
-@pytest.fixture
-def trace(tmp_path: Path) -> Path:
-    np.savez(tmp_path / "t.npz", experts=routes(0, 200, EXPERTS, LAYERS, K).transpose(1, 0, 2))
-    return tmp_path / "t.npz"
 
 
 @pytest.fixture
 def profile(tmp_path: Path) -> Path:
     rng = np.random.default_rng(0)
-    found = Profile(
-        "m",
-        "m",
+    found = profile_of(
         LAYERS,
         EXPERTS,
         K,
-        8,
-        400,
-        "a text",
-        "",
         counts=rng.integers(0, 100, (LAYERS, EXPERTS)),
         gate_recall=np.array([np.nan, 0.4, 0.9], np.float32),
         similarity=np.ones(LAYERS - 1, np.float32),
@@ -45,12 +35,6 @@ def profile(tmp_path: Path) -> Path:
     )
     save(found, tmp_path / "p")
     return tmp_path / "p"
-
-
-def result(capsys: pytest.CaptureFixture[str], *words: object) -> tuple[dict[str, Any], str]:
-    assert cli.main(["plan", *map(str, words), "--json"]) == 0
-    *lines, last = capsys.readouterr().out.splitlines()
-    return json.loads(last), "\n".join(lines)
 
 
 def test_from_a_profile_alone(profile: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,33 +1,21 @@
 """`simulate` on the command line: a table for people, one line of JSON for programs, errors in the user's words."""
 
-import json
+from functools import partial
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 
 from app import cli
-from core.profile import Profile
 from core.profile import save as store
 from core.profile.trace import ArrayTrace
 from core.profile.trace.file import save
 from core.settings.registry import variants
+from tests.cli.printed import EXPERTS, LAYERS, K, printed
+from tests.profiles import profile_of
 from tests.simulate.test_engine import routes
 
-LAYERS, EXPERTS, K = 3, 16, 2
-
-
-@pytest.fixture
-def trace(tmp_path: Path) -> Path:
-    np.savez(tmp_path / "t.npz", experts=routes(0, 200, EXPERTS, LAYERS, K).transpose(1, 0, 2))
-    return tmp_path / "t.npz"
-
-
-def result(capsys: pytest.CaptureFixture[str], *words: object) -> tuple[dict[str, Any], str]:
-    assert cli.main(["simulate", *map(str, words), "--json"]) == 0
-    *lines, last = capsys.readouterr().out.splitlines()
-    return json.loads(last), "\n".join(lines)
+result = partial(printed, "simulate")
 
 
 def test_every_policy_and_size_beside_the_bound(trace: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -118,21 +106,8 @@ def profile(tmp_path: Path) -> Path:
     """Of the model that `trace` could be of: what it used, and a gate that guesses half of it."""
     ids = routes(0, 200, EXPERTS, LAYERS, K)
     counts = np.stack([np.bincount(ids[:, layer].ravel(), minlength=EXPERTS) for layer in range(LAYERS)])
-    known = Profile(
-        "m",
-        "m" * 64,
-        LAYERS,
-        EXPERTS,
-        K,
-        8,
-        200,
-        "a test",
-        "",
-        counts=counts,
-        gate_recall=np.array([np.nan, 0.5, 0.5], np.float32),
-        similarity=np.array([0.5, 0.5], np.float32),
-    )
-    store(known, tmp_path / "m.safetensors")
+    gate = {"gate_recall": np.array([np.nan, 0.5, 0.5], np.float32), "similarity": np.array([0.5, 0.5], np.float32)}
+    store(profile_of(LAYERS, EXPERTS, K, tokens=200, counts=counts, **gate), tmp_path / "m.safetensors")
     return tmp_path / "m.safetensors"
 
 
@@ -176,9 +151,8 @@ def test_a_presets_settings_of_prefetching_act_and_give_way(trace: Path, capsys:
         assert moved["prefetching"] == result(capsys, *words, "--set", f"{name}=off")[0]["prefetching"]
     assert cli.main(["simulate", *map(str, words)]) == 0
     assert "prefetch_auto" in capsys.readouterr().err
-    assert (
-        cli.main(["simulate", *map(str, words[:8]), "--preset", "speculating_execute", "--predictors", "recent"]) == 0
-    )
+    lossy = "--preset", "speculating_execute", "--predictors", "recent"
+    assert cli.main(["simulate", *map(str, words[:8]), *lossy]) == 0
     assert "compute lossily is not simulated" in capsys.readouterr().err
 
 
@@ -227,24 +201,8 @@ def test_a_profile_of_another_model_is_refused(
 def test_prefetchers_beside_what_perfect_prefetching_would_reach(
     trace: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    words = (
-        "--trace",
-        trace,
-        "--slots",
-        "25%,50%",
-        "--predictors",
-        "recent, none,transitions",
-        "--compute-ms",
-        6,
-        "--gbps",
-        2,
-        "--expert-mb",
-        3,
-        "--latency-us",
-        500,
-        "--start",
-        "filled",
-    )
+    words = ("--trace", trace, "--slots", "25%,50%", "--predictors", "recent, none,transitions")
+    words += (*"--compute-ms 6 --gbps 2 --expert-mb 3 --latency-us 500 --start filled".split(),)
     found, table = result(capsys, *words)
     assert list(found["hit_rate"]) == list(found["prefetching"]) == ["lru"]  # unless others are named
     for size in ("25%", "50%"):
@@ -269,11 +227,7 @@ def test_settings_of_prefetchers_act_and_times_may_come_from_a_profile(
     given = ("--trace", trace, "--predictors", "transitions", "--slots", "25%", "--policies", "lfru")
     given += ("--compute-ms", 6, "--load-ms", 3)
     plain, _ = result(capsys, *given)
-    for pair in (
-        "predictor.width=1",
-        "prefetch_deadline=on",
-        "prefetch_guard=off",
-    ):
+    for pair in ("predictor.width=1", "prefetch_deadline=on", "prefetch_guard=off"):
         other, _ = result(capsys, *given, "--set", pair)
         assert other["prefetching"] != plain["prefetching"], pair
     lcp = [
@@ -284,19 +238,8 @@ def test_settings_of_prefetchers_act_and_times_may_come_from_a_profile(
     passing, _ = result(capsys, *given, "--set", "bypass=on")
     beside, _ = result(capsys, *given, "--set", "bypass=on", "--set", "prefetch_beside=on")
     assert beside["prefetching"] != passing["prefetching"]
-    profile = Profile(
-        model="m",
-        model_hash="h" * 64,
-        layers=LAYERS,
-        experts=EXPERTS,
-        top_k=K,
-        hidden=8,
-        tokens=9,
-        source="s",
-        created="2026-01-01T00:00:00+00:00",
-        times={"att": 1.0, "moe": 0.8, "head": 0.6, "load": 3.0},
-    )
-    store(profile, tmp_path / "p")
+    times = {"att": 1.0, "moe": 0.8, "head": 0.6, "load": 3.0}
+    store(profile_of(LAYERS, EXPERTS, K, times=times), tmp_path / "p")
     timed, _ = result(
         capsys, "--trace", trace, "--predictors", "transitions", "--policies", "lfu", "--profile", tmp_path / "p"
     )

@@ -24,6 +24,7 @@ from core.types import Outcome
 from tests.cuda.conftest import engine_on
 from tests.decoded import PROMPT, answer
 from tests.fake_cuda import FakeCuda, installed
+from tests.fake_cuda.kernels import FakeKernels
 from tests.logged import Logged
 from tests.selection import layered
 
@@ -41,12 +42,7 @@ class Case(NamedTuple):
         return {**chosen, "budget": "45%", "predictor": "none", "gpu_decode": decode}
 
 
-CASES = (
-    Case("lru"),
-    Case("lfu", "global", packed=True),
-    Case("lfu", bypass=True),
-    Case("none"),
-)
+CASES = (Case("lru"), Case("lfu", "global", packed=True), Case("lfu", bypass=True), Case("none"))
 
 
 @pytest.mark.parametrize(
@@ -65,12 +61,8 @@ def test_the_same_bits_routing_and_cache_as_led_by_the_host(
         assert device.resident == host.resident, "the same requests to the same policy left other experts"
         for one, other in zip(host.steps, device.steps, strict=True):
             assert np.array_equal(one.ids, other.ids)
-            assert (one.phase, one.tokens, one.requests, one.exact) == (
-                other.phase,
-                other.tokens,
-                other.requests,
-                other.exact,
-            )
+            for name in ("phase", "tokens", "requests", "exact"):
+                assert getattr(one, name) == getattr(other, name), name
             order = [np.lexsort((step.expert, step.layer)) for step in (one, other)]
             assert np.array_equal(one.layer[order[0]], other.layer[order[1]])
             assert np.array_equal(one.expert[order[0]], other.expert[order[1]])
@@ -156,9 +148,6 @@ def test_a_token_stopped_between_its_layers_leaves_nothing_that_races(
         assert answer(engine, 8).steps
 
 
-# ----------------------------------------------------------------------------------------------------- where it is not
-
-
 NEED_THE_HOST: tuple[tuple[dict[str, object], str], ...] = (
     ({"predictor": "gate"}, "a prefetcher is on"),
     ({"miss": "drop"}, "a lossy mode is on"),
@@ -210,8 +199,6 @@ def test_without_kernels_it_is_refused(model: Path, fake_cuda: FakeCuda) -> None
 def test_other_bits_out_of_host_memory_are_noticed(
     model: Path, fake_kernels: FakeCuda, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from tests.fake_cuda.kernels import FakeKernels
-
     real = FakeKernels.multiply_by_ids
     monkeypatch.setattr(FakeKernels, "multiply_by_ids", lambda *args: real(*args) * 1.001)
     with engine_on(model, Case("lru").settings("device")) as engine:
@@ -222,8 +209,6 @@ def test_other_bits_out_of_host_memory_are_noticed(
 def test_kernels_that_do_not_run_are_noticed_and_a_lack_of_memory_is_tried_again(
     model: Path, fake_kernels: FakeCuda, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from tests.fake_cuda.kernels import FakeKernels
-
     errors: list[Exception] = [torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 MiB. GPU 0 is full.")]
 
     def failing(*_: object) -> torch.Tensor:
@@ -242,9 +227,6 @@ def test_kernels_that_do_not_run_are_noticed_and_a_lack_of_memory_is_tried_again
         engine.change({"gpu_decode": "device"})
         assert "do not run here (ValueError: no such" in engine.parts.device_decode.reason
         assert list(engine.generate(PROMPT, Sampling(max_new_tokens=4)))
-
-
-# ------------------------------------------------------------------------------------------------------ planted faults
 
 
 def too_early(patch: pytest.MonkeyPatch, fake: FakeCuda) -> None:

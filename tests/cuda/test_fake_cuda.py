@@ -7,10 +7,11 @@ import pytest
 import torch
 
 from tests.fake_cuda import FakeCuda, installed
-from tests.fake_cuda.clocks import Clocks, Event, Stream, traced_threading
+from tests.fake_cuda.clocks import Clocks, Event, Stream
 from tests.fake_cuda.faults import Faults
 from tests.fake_cuda.memory import MIB, DeviceMemory
 from tests.fake_cuda.races import Races
+from tests.fake_cuda.threads import traced_threading
 
 SIZE = 4096
 

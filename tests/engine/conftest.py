@@ -12,6 +12,7 @@ from core.engine import Engine
 from core.settings.config import Settings
 from core.settings.loading import LoadSpec
 from tests.checkpoints import make_checkpoint
+from tests.engine.profiles import drawn_profile
 from tests.tiny_tokenizer import save_tokenizer
 
 
@@ -33,3 +34,22 @@ def fresh(model: Path) -> Iterator[Engine]:
 def engine(fresh: Engine) -> Engine:
     """A module may put another in its place."""
     return fresh
+
+
+@pytest.fixture(scope="module")
+def exact(model: Path) -> Iterator[Engine]:
+    """In fp32, in one pool of slots, with a drawn profile."""
+    settings = Settings({"budget": "50%", "scope": "global"})
+    engine = Engine.load(LoadSpec.checked(str(model), settings, dtype="float32", context=256))
+    engine.use_profile(drawn_profile(engine))
+    yield engine
+    engine.unload()
+
+
+@pytest.fixture
+def of_four(model: Path) -> Iterator[Engine]:
+    """For four sequences, in fp32: two greedy answers can only differ where two logits are nearly the same."""
+    spec = LoadSpec.checked(str(model), Settings({"budget": "50%"}), context=128, dtype="float32", sequences=4)
+    engine = Engine.load(spec)
+    yield engine
+    engine.unload()

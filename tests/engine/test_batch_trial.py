@@ -2,7 +2,7 @@
 it cannot be divided among sequences, they are answered one at a time, and the engine says why."""
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -21,6 +21,7 @@ from core.settings.loading import LoadSpec
 from core.settings.sampling import Sampling
 from core.types import AnswerStats, Ids
 from tests.architectures.trial import random_model, save, transformers_own
+from tests.decoded import greedy
 from tests.equality.test_batches import CLOSE
 from tests.loaded import unloading
 
@@ -39,7 +40,7 @@ class Answers:
         self.logits: list[list[torch.Tensor]] = [[] for _ in PROMPTS]
         self.stats = dict[Any, AnswerStats]()
         monkeypatch.setattr(
-            engine.batching._requests, "draw", lambda ids, sampling: _greedy(self.logits[PROMPTS.index(ids)])
+            engine.batching._requests, "draw", lambda ids, sampling: greedy(self.logits[PROMPTS.index(ids)])
         )
         sampling = Sampling(max_new_tokens=NEW)
         requests = [BatchRequest(at, Ids(prompt), sampling) for at, prompt in enumerate(PROMPTS)]
@@ -51,14 +52,6 @@ class Answers:
     @property
     def closeness(self) -> set[float]:
         return {one.closeness for one in self.stats.values()}
-
-
-def _greedy(logits: list[torch.Tensor]) -> Callable[[list[int], torch.Tensor], int]:
-    def draw(ids: list[int], row: torch.Tensor) -> int:
-        logits.append(row[0].clone())
-        return int(row[0].argmax())
-
-    return draw
 
 
 @contextmanager

@@ -1,11 +1,11 @@
 """The budget pays for the workspace of passes and for the pieces in which prompts are read, or a load is refused."""
 
+import functools
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
-from torch.profiler import ProfilerActivity, profile
 
 from core.capacity import sizes
 from core.capacity.fit import estimate, fit_of
@@ -17,6 +17,7 @@ from core.settings.config import Settings
 from core.settings.loading import LoadSpec
 from core.settings.sampling import Sampling
 from tests.checkpoints import ARCHITECTURES, make_checkpoint
+from tests.engine.allocated import peak_bytes
 from tests.loaded import loaded
 from tests.selection import layered
 from tests.tiny_tokenizer import save_tokenizer
@@ -114,13 +115,7 @@ def test_growing_into_a_full_device_keeps_what_there_is(engine: Engine, monkeypa
 
 @pytest.mark.parametrize(
     "bad",
-    [
-        {"nothing": 1},
-        {"eviction": "mru"},
-        {"link_gbps": -1},
-        {"eviction.lcp.omega": 1.5},
-        {"predictor.width": "many"},
-    ],
+    [{"nothing": 1}, {"eviction": "mru"}, {"link_gbps": -1}, {"eviction.lcp.omega": 1.5}, {"predictor.width": "many"}],
 )
 def test_bad_settings_are_refused_by_name(engine: Engine, bad: dict[str, object]) -> None:
     before = engine.settings
@@ -151,20 +146,6 @@ def test_what_is_loaded_now_counts_as_free_when_it_makes_room(
 STATES = ["granitemoehybrid", "inkling_text", "jamba", "lfm2_moe", "nemotron_h", "qwen3_next"]  # not only keys, values
 
 
-def peak_bytes(engine: Engine, prompt: str) -> int:
-    """Most bytes that torch's CPU allocator had handed out at once during an answer, above what it had before."""
-    list(engine.generate(prompt, Sampling(max_new_tokens=2)))  # the KV cache is allocated by then
-    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as recorded:
-        list(engine.generate(prompt, Sampling(max_new_tokens=2)))
-    events = [e for e in recorded.profiler.kineto_results.events() if e.name() == "[memory]"]
-    assert events
-    now = peak = 0
-    for event in sorted(events, key=lambda e: e.start_ns()):
-        now += event.nbytes()
-        peak = max(peak, now)
-    return peak
-
-
 EVERY = [*sorted(ARCHITECTURES), *STATES]
 QUICK = ("qwen3_moe",)
 
@@ -182,7 +163,9 @@ QUICK = ("qwen3_moe",)
 def test_a_full_prefill_chunk_stays_within_the_workspace(arch: str, dtype: str, tmp_path: Path) -> None:
     path = save_tokenizer(make_checkpoint(arch, tmp_path / arch, max_position_embeddings=1024))
     with loaded(path, {"budget": "all"}, dtype=dtype, context=1000) as engine:
-        used = peak_bytes(engine, "x" * 900)
+        answered = functools.partial(engine.generate, "x" * 900, Sampling(max_new_tokens=2))
+        list(answered())  # the KV cache is allocated by then
+        used = peak_bytes(lambda: list(answered()))
         assert used <= engine.sizes.workspace
         assert used >= engine.sizes.workspace / 4, "the bound is so loose that it says nothing"
 

@@ -1,6 +1,8 @@
 """Predictions executed: a layer computes what was predicted for it, as a plain model with hooks on its routers does."""
 
-from collections.abc import Callable, Iterator, Sequence
+import functools
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -10,8 +12,7 @@ from transformers import DynamicCache
 
 from core.engine import Engine
 from core.errors import SettingError
-from core.hf.cached_pass import cached_pass
-from core.hf.discover import RouterOutput, find_experts
+from core.hf.discover import RouterOutput
 from core.hf.files import model_path
 from core.policy.predict import Prediction
 from core.runtime.prediction import predictor_host
@@ -22,51 +23,11 @@ from core.settings.registry import variants
 from core.settings.sampling import Sampling
 from core.types import Outcome
 from tests.checkpoints import make_checkpoint
+from tests.engine.hooked import STEPS, hooked, near, passes, routers_of
 from tests.engine.profiles import drawn_profile
-from tests.equality.passes import PROMPT, plain_transformers
+from tests.equality.passes import plain_transformers
 from tests.selection import by_turns, layered
 from tests.tiny_tokenizer import save_tokenizer
-
-STEPS = 3
-
-
-def passes(model: Any, cache: Any, before: Callable[[int], None] = lambda step: None) -> torch.Tensor:
-    """Logits of the prompt in two chunks and of a few fixed tokens after it, so that all runs see the same ones."""
-    tokens = [PROMPT[:15], PROMPT[15:], *([t] for t in PROMPT[3 : 3 + STEPS])]
-    logits = []
-    with torch.inference_mode():
-        for step, ids in enumerate(tokens):
-            before(step)
-            logits.append(cached_pass(model, torch.tensor([ids]), cache).logits[0].clone())
-    return torch.cat(logits)
-
-
-def routers_of(plain: Any) -> list[Any]:
-    return [site.router for site in find_experts(plain)]
-
-
-def hooked(plain: Any, routers: Sequence[Any], answer: Callable[[int, Any, torch.Tensor], Any]) -> torch.Tensor:
-    """Every router but the first returns `answer(layer, its own answer, the input of the router before it)`."""
-    given: dict[int, torch.Tensor] = {}
-
-    def hook(layer: int, args: tuple[Any, ...], output: Any) -> Any:
-        given[layer] = args[0]
-        return answer(layer, output, given[layer - 1]) if layer else output
-
-    handles = [
-        router.register_forward_hook(lambda module, args, output, layer=layer: hook(layer, args, output))
-        for layer, router in enumerate(routers)
-    ]
-    try:
-        return passes(plain, DynamicCache(config=plain.config))
-    finally:
-        for handle in handles:
-            handle.remove()
-
-
-def near(one: torch.Tensor, other: torch.Tensor) -> bool:
-    return bool(torch.allclose(one, other, rtol=1e-4, atol=1e-4))
-
 
 ABLE = ["gate", "default_vectors", "estimator", "hybrid"]
 OFF = {"execute": "off", "predictor": "none"}
@@ -83,12 +44,9 @@ class Case(NamedTuple):
 )
 def case(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Case]:
     """Of different kinds: plain; routers with a bias, groups and a scale, that weigh by sigmoids; the demo model."""
-    name = request.param
-    path = (
-        model_path("demo")
-        if name == "demo"
-        else save_tokenizer(make_checkpoint(name, tmp_path_factory.mktemp(name), num_hidden_layers=4))
-    )
+    name, path = request.param, model_path("demo")
+    if name != "demo":
+        path = save_tokenizer(make_checkpoint(name, tmp_path_factory.mktemp(name), num_hidden_layers=4))
     spec = "demo" if name == "demo" else str(path)
     settings = Settings({"budget": "50%", "link": "own", "quality_rate": 0})
     engine = Engine.load(LoadSpec.checked(spec, settings, dtype="float32", context=256))
@@ -138,24 +96,10 @@ def test_prompts_take_what_their_routers_choose_unless_asked_otherwise(engine: E
 
 def test_an_expert_is_requested_once_however_it_comes_to_be_computed(engine: Engine) -> None:
     """One that the prediction leaves out may be what stands in for a missing one of those that it names."""
-    engine.change(
-        {
-            "predictor": "gate",
-            "execute": "always",
-            "miss": "substitute",
-            "substitute": "random",
-            "rho": 64,
-            "budget": "62.5%",
-            "link": "emulated",
-            "link_gbps": 0.05,
-        }
-    )
-    steps = [
-        piece.step
-        for n in range(3)
-        for piece in engine.generate(f"What {n}?", Sampling(max_new_tokens=12))
-        if piece.step
-    ]
+    stands_in = {"predictor": "gate", "execute": "always", "miss": "substitute", "substitute": "random", "rho": 64}
+    engine.change({**stands_in, "budget": "62.5%", "link": "emulated", "link_gbps": 0.05})
+    asked = (engine.generate(f"What {n}?", Sampling(max_new_tokens=12)) for n in range(3))
+    steps = [piece.step for pieces in asked for piece in pieces if piece.step]
     for step in steps:
         eids = step.layer.astype(int) * engine.shape.experts + step.expert
         assert len(set(eids.tolist())) == len(eids), step.phase
@@ -218,16 +162,11 @@ def test_default_vectors_follow_what_is_executed(case: Case, engine: Engine) -> 
     def first(module: Any, args: tuple[Any, ...], output: Any) -> None:
         computed[0] = output
 
-    handles = [
-        block.post_attention_layernorm.register_forward_pre_hook(
-            lambda module, args, layer=layer: residual.update({layer: args[0]})
-        )
-        for layer, block in enumerate(blocks)
-    ]
-    handles.append(routers[0].register_forward_hook(first))
-    wanted = hooked(case.plain, routers, answer)
-    for handle in handles:
-        handle.remove()
+    with ExitStack() as hooks, routers[0].register_forward_hook(first):
+        for layer, block in enumerate(blocks):
+            kept = functools.partial(lambda layer, module, args: residual.update({layer: args[0]}), layer)
+            hooks.enter_context(block.post_attention_layernorm.register_forward_pre_hook(kept))
+        wanted = hooked(case.plain, routers, answer)
     assert near(executed(engine, predictor="default_vectors"), wanted)
     assert not near(wanted, case.logits)
 
@@ -281,9 +220,7 @@ def test_what_is_executed_is_fetched_before_all_else(
         if at + 1 < engine.shape.layers:
             ids = set(predicted[at + 1].ids.flatten().tolist())
             first = engine.expert_cache.prefetch_queue.schedule.sort(predictions, at)[: len(ids)]
-            assert {prediction.expert for prediction in first} == ids and {
-                prediction.layer for prediction in first
-            } == {at + 1}
+            assert {(prediction.layer, prediction.expert) for prediction in first} == {(at + 1, one) for one in ids}
             assert all(prediction.score == 1.0 for prediction in first) or mode == "verify"
             assert predicted[at + 1].ids.shape[1] == engine.shape.top_k
             seen.append(at)
@@ -292,11 +229,7 @@ def test_what_is_executed_is_fetched_before_all_else(
     monkeypatch.setattr(engine.predictor_host, "set_predicted", kept)
     monkeypatch.setattr(type(engine.expert_cache), "prefetch", lambda self, *args: prefetch(*args))
     executed(
-        engine,
-        predictor=predictor,
-        execute=mode,
-        execute_share=0.5,
-        **{"predictor.width": 1, "predictor.floor": 1.0},
+        engine, predictor=predictor, execute=mode, execute_share=0.5, **{"predictor.width": 1, "predictor.floor": 1.0}
     )
     assert len(seen) == (engine.shape.layers - 1) * (2 + STEPS)
 

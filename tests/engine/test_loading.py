@@ -131,11 +131,9 @@ def test_what_changes_in_the_last_pass_is_applied_when_the_answer_ends(engine: E
         applied.append(engine.expert_cache.slots > before)
         cancel.set()
 
-    before, hook = engine.expert_cache.slots, engine.model.register_forward_pre_hook(moved)
-    try:
+    before = engine.expert_cache.slots
+    with engine.model.register_forward_pre_hook(moved):
         pieces = list(engine.generate(CHAT, Sampling(max_new_tokens=3), cancel))
-    finally:
-        hook.remove()
     assert pieces[-1].kind == "end" and applied == [False], "one pass, and no change within it"
     assert engine.expert_cache.slots == engine.sizes.slots(engine.settings.cache.budget) > before
     assert isinstance(engine.expert_cache.policy, LFU)

@@ -32,19 +32,8 @@ def profile_of(engine: Engine) -> Profile:
     counts = (1000 * np.exp(-steep * np.arange(shape.experts))).astype(np.int64)
     recall = np.linspace(0.2, 0.9, shape.layers, dtype=np.float32)
     recall[0] = np.nan
-    return Profile(
-        "demo",
-        engine.model_hash,
-        shape.layers,
-        shape.experts,
-        shape.top_k,
-        shape.hidden,
-        1000,
-        "a test",
-        "",
-        counts=counts,
-        gate_recall=recall,
-    )
+    sizes = shape.layers, shape.experts, shape.top_k, shape.hidden, 1000
+    return Profile("demo", engine.model_hash, *sizes, "a test", "", counts=counts, gate_recall=recall)
 
 
 @pytest.fixture(scope="module")
@@ -153,14 +142,8 @@ def test_pins_are_there_at_once_and_stay(engine: Engine) -> None:
     engine.change({"pins": ", ".join(f"{layer}:{expert}" for layer, expert in pins)})
     assert all(engine.expert_cache.is_resident(eid) for eid in eids)
     assert set(engine.frame().pinned) == eids
-    for change in (
-        {},
-        {"eviction": "none"},
-        {"eviction": "random"},
-        {"scope": "global"},
-        {"scope": "layer"},
-        {"budget": "35%"},
-    ):
+    evictions: list[dict[str, object]] = [{}, {"eviction": "none"}, {"eviction": "random"}]
+    for change in (*evictions, {"scope": "global"}, {"scope": "layer"}, {"budget": "35%"}):
         engine.change(change)
         assert said(engine) == expected
         assert all(engine.expert_cache.is_resident(eid) for eid in eids), change
@@ -296,28 +279,20 @@ def test_the_simulator_agrees_request_by_request(engine: Engine, change: dict[st
                 steps.append(piece.step)
                 writer.add(piece.step)
     config = Config.of(engine.settings, engine.expert_cache.slots, shape.layers, shape.experts, shape.top_k, profile)
-    replay = Replay(
-        FileTrace(tmp_path / "t"),
-        maker(config),
-        [config.capacity],
-        config.scope,
-        "filled",
-        config.hints(shape.layers, shape.experts),
-        config.transit,
-    )
+    where, hints = FileTrace(tmp_path / "t"), config.hints(shape.layers, shape.experts)
+    replay = Replay(where, maker(config), [config.capacity], config.scope, "filled", hints, config.transit)
     tally: Any = replay.run()
     misses = sum(np.bincount(step.layer[step.outcome >= 3], minlength=shape.layers) for step in steps)
     assert tally.misses.sum((0, 1)).tolist() == misses.tolist()
-    assert np.flatnonzero(replay.cache.policy.score != GONE).tolist() == [
-        eid for eid in range(shape.total) if engine.expert_cache.is_resident(eid)
-    ]
+    kept = [eid for eid in range(shape.total) if engine.expert_cache.is_resident(eid)]
+    assert np.flatnonzero(replay.cache.policy.score != GONE).tolist() == kept
 
 
 def refill(engine: Engine) -> None:
     """The cache as it is after a load with these settings."""
-    expert_cache = engine.expert_cache
-    expert_cache.core.evict_all()
-    expert_cache.reshape(make_policy=expert_cache.make_policy)
-    expert_cache.pin(expert_cache.core.pinned)
-    expert_cache.fill()
-    expert_cache.core.now = 0
+    cache = engine.expert_cache
+    cache.core.evict_all()
+    cache.reshape(make_policy=cache.make_policy)
+    cache.pin(cache.core.pinned)
+    cache.fill()
+    cache.core.now = 0

@@ -3,7 +3,7 @@
 import itertools
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import psutil
 import pytest
@@ -11,7 +11,6 @@ import torch
 from transformers import DynamicCache
 
 from core.engine import Engine
-from core.errors import ProfileError, SettingError
 from core.hf.cached_pass import cached_pass
 from core.hf.files import model_path
 from core.policy.predict import Prediction, Predictor, View
@@ -32,7 +31,6 @@ from tests.tiny_tokenizer import save_tokenizer
 STEPS = 4
 TINY = ("qwen3_moe", "deepseek_v3", "flex_olmo")
 NAMES = [v.name for v in variants("predictor")]
-NEEDY = [v.name for v in variants("predictor") if v.needs]
 ROUTERS = ["gate", "stride", "default_vectors", "hybrid", "token_table"]  # that ask a router of a later layer
 QUICK = [(TINY[0], "gate"), (TINY[1], "default_vectors")]
 BESIDE = ["expert_map", "routing_path"]  # that have work done in a process
@@ -70,15 +68,6 @@ def demo() -> Iterator[Case]:
     case = open_case(model_path("demo"), LoadSpec.checked("demo", settings, dtype="float32", context=256))
     yield case
     case.engine.unload()
-
-
-@pytest.fixture(scope="module")
-def exact(model: Path) -> Iterator[Engine]:
-    settings = Settings({"budget": "50%", "scope": "global"})
-    engine = Engine.load(LoadSpec.checked(str(model), settings, dtype="float32", context=256))
-    engine.use_profile(drawn_profile(engine))
-    yield engine
-    engine.unload()
 
 
 @torch.inference_mode()
@@ -133,9 +122,7 @@ def check(case: Case, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize(
-    ("tiny", "name"),
-    layered(itertools.product(TINY, NAMES), quick=lambda case: case in QUICK),
-    indirect=["tiny"],
+    ("tiny", "name"), layered(itertools.product(TINY, NAMES), quick=lambda case: case in QUICK), indirect=["tiny"]
 )
 def test_no_predictor_changes_a_logit(tiny: Case, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     check(tiny, name, monkeypatch)
@@ -223,84 +210,6 @@ def test_every_prompt_begins_a_request_and_every_pass_is_announced(exact: Engine
     assert {experts for _, _, experts in listener.heard} == {exact.shape.experts}
     prompt = exact.prompt.encode("Why do caches work?", exact.context)
     assert listener.begun == [ids for answer in answers for ids in (prompt, *([t] for t in answer[:2]))]
-
-
-@pytest.mark.parametrize("name", NEEDY)
-def test_without_a_profile_a_predictor_that_needs_one_says_what_to_do(exact: Engine, name: str) -> None:
-    profile = exact.profile
-    exact.change({"predictor": "gate"})
-    exact.use_profile(None)
-    kept = exact.predictor_host.predictor
-    with pytest.raises(SettingError, match=r"needs a profile of this model: run python launch\.py calibrate"):
-        exact.change({"predictor": name, "budget": "60%"})
-    assert exact.settings["predictor"] == "gate" and exact.settings["budget"] == "50%"
-    assert exact.predictor_host.predictor is kept
-    exact.use_profile(profile)
-    exact.change({"predictor": name})
-    with pytest.raises(SettingError, match="needs a profile of this model"):
-        exact.use_profile(None)
-    assert exact.profile is profile
-    exact.change({"predictor": "none"})
-
-
-def test_a_load_finds_the_models_profile_or_says_what_to_do(exact: Engine, model: Path) -> None:
-    spec = LoadSpec.checked(str(model), Settings({"budget": "50%", "predictor": "estimator"}), context=256)
-    with pytest.raises(SettingError, match="needs a profile of this model"):
-        Engine.load(spec)
-    with pytest.raises(SettingError, match="needs a profile of this model"):
-        Engine.load(spec, profile=lambda model_hash: None)
-    loaded = Engine.load(spec, profile={exact.model_hash: exact.profile}.get)
-    assert loaded.profile is exact.profile and loaded.predictor_host.predictor.needs
-    loaded.unload()
-
-
-def test_a_profile_of_another_model_is_refused(exact: Engine, demo: Case) -> None:
-    profile = exact.profile
-    with pytest.raises(ProfileError, match="demo"):
-        exact.use_profile(demo.engine.profile)
-    assert exact.profile is profile
-
-
-def test_another_profile_acts_from_the_next_pass_on(exact: Engine) -> None:
-    exact.change({"predictor": "estimator"})
-    before = exact.predictor_host.predictor
-    fresh = drawn_profile(exact, seed=1)
-    answer: Any = exact.generate("Why?", Sampling(max_new_tokens=3))
-    next(answer)
-    exact.use_profile(fresh)
-    assert exact.profile is fresh and exact.predictor_host.predictor is before
-    next(answer)
-    next(answer)
-    assert exact.predictor_host.profile is fresh and exact.predictor_host.predictor is not before
-    list(answer)
-    exact.change({"predictor": "none"})
-
-
-@pytest.mark.parametrize("quasi", [False, True], ids=["hidden", "quasi"])
-def test_the_profile_says_what_the_estimator_is_fed(
-    exact: Engine, quasi: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Quasi-hidden states are made for it alone if it was trained on them, also when the profile changes under it."""
-    exact.change({"predictor": "estimator"})
-    kept, plain = exact.profile, passes(exact)
-    exact.use_profile(drawn_profile(exact, quasi=quasi))
-    made, fed = list[torch.Tensor](), list[torch.Tensor]()
-    host, net = exact.predictor_host, exact.predictor_host.estimator
-    default, probabilities = host.default, net.probabilities
-
-    def noted(*args: Any) -> torch.Tensor | None:
-        made.append(found := default(*args))  # type: ignore[arg-type]
-        return found
-
-    monkeypatch.setattr(host, "default", noted)
-    monkeypatch.setattr(net, "probabilities", lambda states, layer: fed.append(states) or probabilities(states, layer))
-    logits, tokens = passes(exact)
-    assert torch.equal(logits, plain[0]) and tokens == plain[1]
-    assert len(fed) == (STEPS + 1) * (exact.shape.layers - 1)
-    assert [id(state) for state in fed] == [id(state) for state in made] if quasi else not made
-    monkeypatch.undo()
-    exact.use_profile(kept)
-    exact.change({"predictor": "none"})
 
 
 @pytest.mark.long(0.1)

@@ -1,9 +1,11 @@
 """The answer of an asynchronous search prefetches when it arrives (FineMoE section 4.3), on another thread than the one
 that computes: for the next layer, too, and for layer 0 of a token that has been drawn."""
 
+import functools
 import threading
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -105,15 +107,11 @@ def test_every_layer_is_prefetched_before_it_is_reached(
 
     monkeypatch.setattr(engine.expert_cache, "prefetch", spied)
     monkeypatch.setattr(engine.expert_cache, "begin_pass", begun)
-    hooks = [
-        layer.self_attn.register_forward_pre_hook(lambda *_, number=number: issued.wait(number))
-        for number, layer in enumerate(engine.model.model.layers)
-    ]
-    try:
+    with ExitStack() as hooks:
+        for number, layer in enumerate(engine.model.model.layers):
+            reached = functools.partial(lambda number, *_: issued.wait(number), number)
+            hooks.enter_context(layer.self_attn.register_forward_pre_hook(reached))
         tokens, _ = answer(engine)
-    finally:
-        for hook in hooks:
-            hook.remove()
     done.append(issued)
     assert not issued.missing, "a layer was reached before its prefetch was issued"
     assert tokens == exact, "a prefetch changes no answer"
@@ -158,10 +156,9 @@ def test_an_error_of_a_prefetch_on_the_other_thread_ends_the_pass(
     def wait(*_: Any) -> None:
         failed.wait(WAIT_S)
 
-    hook = engine.model.model.layers[1].self_attn.register_forward_pre_hook(wait)
-    with pytest.raises(ZeroDivisionError, match="no slot can be found"):
+    attention, wanted = engine.model.model.layers[1].self_attn, "no slot can be found"
+    with attention.register_forward_pre_hook(wait), pytest.raises(ZeroDivisionError, match=wanted):
         answer(engine)
-    hook.remove()
     monkeypatch.undo()
     assert len(answer(engine)[0]) == TOKENS
     engine.expert_cache.check_integrity()
@@ -199,9 +196,8 @@ def test_an_answer_waits_while_the_computing_thread_uses_the_cache(
     monkeypatch.setattr(cache, "acquire", acquired)
     monkeypatch.setattr(cache, "prefetch", spied)
     attention = engine.model.model.layers[1].self_attn
-    hook = attention.register_forward_pre_hook(lambda *_: phases.append(heard() != []))
-    answer(engine)
-    hook.remove()
+    with attention.register_forward_pre_hook(lambda *_: phases.append(heard() != [])):
+        answer(engine)
     assert phases == [True] * TOKENS
     assert heard() == []  # no pass runs
     cache.check_integrity()

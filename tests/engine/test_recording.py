@@ -115,11 +115,8 @@ def heard(engine: Engine) -> Callable[[], tuple[list[StepRecord], list[torch.Ten
     def ask() -> tuple[list[StepRecord], list[torch.Tensor]]:
         restart(engine)
         logits: list[torch.Tensor] = []
-        hook = engine.model.lm_head.register_forward_hook(lambda module, args, out: logits.append(out.clone()))
-        try:
+        with engine.model.lm_head.register_forward_hook(lambda module, args, out: logits.append(out.clone())):
             return answered(engine), logits
-        finally:
-            hook.remove()
 
     return ask
 

@@ -102,9 +102,8 @@ def test_a_pass_after_a_lossy_one_is_not_exact_though_nothing_was_changed_in_it(
 
 def test_a_kv_outlives_its_answer_and_can_be_continued(engine: Engine) -> None:
     seen: list[torch.Tensor] = []
-    hook = engine.model.lm_head.register_forward_hook(lambda module, args, out: seen.append(out[0].clone()))
-    longer = list(engine.generate(TEXT, GREEDY))
-    hook.remove()
+    with engine.model.lm_head.register_forward_hook(lambda module, args, out: seen.append(out[0].clone())):
+        longer = list(engine.generate(TEXT, GREEDY))
     tokens = [piece.token for piece in longer if piece.token is not None]
     prompt = engine.prompt.tokens(TEXT)
     list(engine.generate(TEXT, Sampling(max_new_tokens=4, temperature=0.0)))

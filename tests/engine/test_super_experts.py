@@ -15,7 +15,7 @@ from core.policy.substitute.super_experts import super_experts
 from core.profile import Profile, load, save
 from core.settings.config import Settings
 from tests.checkpoints import random_model
-from tests.engine.test_lossy import RESIDENT, run
+from tests.engine.lossy.passes import RESIDENT, run
 from tests.loaded import loaded
 from tests.tiny_tokenizer import save_tokenizer
 

@@ -227,9 +227,8 @@ def test_a_trace_has_the_tokens_that_were_computed(engine: Engine, tmp_path: Pat
 def test_a_stop_in_the_middle_of_a_pass_leaves_the_tokens_before_it(engine: Engine) -> None:
     text, _ = ask(engine, FIRST)
     cancel, site = threading.Event(), engine.loaded.sites[0].module
-    hook = site.register_forward_pre_hook(lambda *_: cancel.set())  # seen before the next MoE layer
-    pieces = list(engine.generate(Ids([*text, *NEXT]), Sampling(max_new_tokens=4), cancel, reuse=True))
-    hook.remove()
+    with site.register_forward_pre_hook(lambda *_: cancel.set()):  # seen before the next MoE layer
+        pieces = list(engine.generate(Ids([*text, *NEXT]), Sampling(max_new_tokens=4), cancel, reuse=True))
     assert stats_of(pieces).reason == "cancelled" and stats_of(pieces).new_tokens == 0
     kept = engine.parts.memory.prefix_cache._texts[-1]
     assert kept.ids.tolist() == text[:-1] and kept.kv is not None and kept.kv.whole

@@ -3,36 +3,30 @@ whatever is resident, and however many threads compute."""
 
 from __future__ import annotations
 
-import functools
 import itertools
-import logging
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
 import torch
-from transformers import DynamicCache, Qwen3MoeForCausalLM
+from transformers import DynamicCache
 
 from core.engine import Engine
 from core.engine.batch_request import BatchRequest
 from core.engine.draft_lookup import Guess, Lookup
 from core.memory.codec.native.threads import share
-from core.runtime.batch import Batch, Share
 from core.runtime.moe_step import MoEStep
-from core.runtime.pipeline import Pipeline, Stopped
+from core.runtime.pipeline import Stopped
 from core.runtime.program import row_steps
-from core.runtime.program.experts import FastMath
-from core.runtime.sequence_kv import SequenceKV
 from core.settings.config import Settings
-from core.settings.loading import LoadSpec
 from core.settings.sampling import Sampling
 from core.system.native.compile import widths
 from tests.architectures.trial import random_model as any_random_model
 from tests.architectures.trial import save
 from tests.checkpoints import make_checkpoint, random_model
+from tests.equality.fast import CLOSE, OTHERS, distance, load, logits, read
 from tests.equality.passes import PROMPT, plain_transformers, run
 from tests.loaded import unloading
-from tests.logged import Logged
 from tests.selection import layered
 from tests.tiny_tokenizer import save_tokenizer
 
@@ -41,7 +35,6 @@ pytestmark = pytest.mark.skipif(not widths(), reason="no kernels for this CPU")
 YARN = dict(
     rope_type="yarn", rope_theta=1e4, factor=4.0, original_max_position_embeddings=64, mscale=0.7, mscale_all_dim=1.0
 )
-SCALED = YARN | dict(llama_4_scaling_beta=0.1, partial_rotary_factor=0.5)
 KNOWN: dict[str, dict[str, object]] = {  # what the program computes
     "qwen3_moe": {},
     "mixtral": {},
@@ -67,17 +60,7 @@ KNOWN: dict[str, dict[str, object]] = {  # what the program computes
 }
 WHOLE = "qwen3_vl_moe", "glm4v_moe", "kimi_k25", "mistral3", "qwen3_omni_moe_thinker"  # their text part
 LATENT = "deepseek_v2", "deepseek_v3", "glm4_moe_lite"
-CHANGED: dict[str, dict[str, object]] = {
-    "olmoe": dict(clip_qkv=8.0),
-    "gemma4_text": dict(hidden_size_per_layer_input=16),
-}  # what is not known then
 QUICK = ("qwen2_moe",)  # shared experts, and a layer without any
-UNKNOWN = {  # and why
-    "olmoe": "clip_qkv",
-    "phimoe": "norms of the kind LayerNorm",
-    "granitemoeshared": "it has shared_mlp",
-    "gemma4_text": "it has embed_tokens_per_layer",
-}
 WINDOWS: dict[str, dict[str, object]] = {
     "gpt_oss": {},
     "exaone_moe": {},
@@ -85,22 +68,12 @@ WINDOWS: dict[str, dict[str, object]] = {
     "gemma4_text": KNOWN["gemma4_text"],
     "mellum": dict(layer_types=["sliding_attention", "full_attention"] * 2),  # each with angles of its own
 }
-CLOSE = 1e-4  # of the largest logit: fp32 sums in another order
 ROUNDED = 0.05  # of a row of logits, where states are rounded to 8 bits: .006 to .029
-OTHERS = [[5] * 9, [9, 8, 7], [11]]  # of a batch
-
-
-def load(path: Path | str, **how: object) -> Engine:
-    settings = Settings({"budget": "100%", "predictor": "none", "link": "own"})
-    return Engine.load(LoadSpec.checked(str(path), settings, **{"arithmetic": "fast", "context": 128} | how))
 
 
 @pytest.fixture(scope="module", params=layered(KNOWN, quick=QUICK.__contains__))
 def path(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path, model = (
-        tmp_path_factory.mktemp(request.param),
-        random_model(request.param, **KNOWN[request.param]),
-    )
+    path, model = (tmp_path_factory.mktemp(request.param), random_model(request.param, **KNOWN[request.param]))
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if parameter.dim() == 1 and "bias" not in name:
@@ -120,28 +93,6 @@ def demo() -> Iterator[Engine]:
     assert engine.wiring.answering.hooked.program is not None
     yield engine
     engine.unload()
-
-
-def logits(
-    engine: Engine, ids: Sequence[int], cuts: Sequence[int], others: Sequence[list[int]] = (), keep: int = 1
-) -> torch.Tensor:
-    """[keep, V] of the last ids, read in pieces, the last of them along with other texts."""
-    wiring = engine.wiring
-    pool, pipeline, at = wiring.pool, wiring.measuring, 0
-    kvs = [pool.take(pool.context) for _ in range(1 + len(others))]
-    try:
-        for i, cut in enumerate(cuts):
-            shares = [Share(ids[at : at + cut], kvs[0], 1)]
-            if i == len(cuts) - 1:
-                shares += [Share(one, kv, 2 + n) for n, (one, kv) in enumerate(zip(others, kvs[1:], strict=True))]
-            batch = Batch("decode" if cut == 1 else "prefill", tuple(shares))
-            pipeline.begin(batch)
-            found = pipeline.forward(batch, keep)[:keep].clone()
-            at += cut
-        return found
-    finally:
-        pipeline.end()
-        pool.clear()
 
 
 def test_logits_are_near_transformers(path: Path) -> None:
@@ -167,11 +118,7 @@ def test_models_of_text_and_images(arch: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.long(0.1)  # test_biases_of_experts_and_sinks has it of one model
-@pytest.mark.parametrize(
-    ("path", "dense"),
-    itertools.product(KNOWN, ("checkpoint", "int4-g32")),
-    indirect=["path"],
-)
+@pytest.mark.parametrize(("path", "dense"), itertools.product(KNOWN, ("checkpoint", "int4-g32")), indirect=["path"])
 def test_rounded_weights(path: Path, dense: str) -> None:
     assert distance(path, format="int4-g32-sym", dense=dense) < ROUNDED
 
@@ -252,30 +199,6 @@ def test_windows(arch: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
                 assert torch.equal(read(pipeline, kv, ids[at:]), found)
 
 
-def read(pipeline: Pipeline, kv: SequenceKV, ids: Sequence[int], *, breaks_off: bool = False) -> torch.Tensor:
-    """The last logits of a pass, unless it breaks off in a later layer."""
-    calls = itertools.count()
-    pipeline.begin(batch := Batch("prefill", (Share(ids, kv, 1),)))
-    try:
-        return pipeline.forward(batch, 1, lambda: breaks_off and next(calls) == 2).clone()
-    finally:
-        pipeline.end()
-
-
-def distance(path: Path, **how: object) -> float:
-    """From the reference arithmetic with the same weights: the median of rows, as the choice may differ in a row with
-    two experts of almost the same score."""
-    found = []
-    for arithmetic in ("fast", "reference"):
-        settings = Settings({"predictor": "none"})
-        with unloading(
-            Engine.load(LoadSpec.checked(str(path), settings, arithmetic=arithmetic, dtype="bfloat16", **how))
-        ) as engine:
-            assert (engine.wiring.answering.hooked.program is not None) == (arithmetic == "fast")
-            found.append(logits(engine, PROMPT, [len(PROMPT)], keep=len(PROMPT)).float())
-    return float(((found[0] - found[1]).norm(dim=-1) / found[1].norm(dim=-1)).median())
-
-
 def test_no_bit_depends_on_how_it_is_computed(demo: Engine) -> None:
     ids = torch.randint(3, 4000, (24,), generator=torch.Generator().manual_seed(1)).tolist()
     share(1)
@@ -308,18 +231,11 @@ def test_no_bit_of_latent_attention_depends_on_how_it_is_computed(path: Path) ->
             assert torch.equal(logits(engine, ids, cuts), wanted), (threads, cuts)
             assert torch.equal(logits(engine, ids, cuts, OTHERS), wanted), (threads, cuts)
         pool, pipeline = engine.wiring.pool, engine.wiring.measuring
-
-        def read(kv: SequenceKV, some: Sequence[int]) -> torch.Tensor:
-            batch = Batch("prefill", (Share(some, kv, 1),))
-            pipeline.begin(batch)
-            return pipeline.forward(batch, 1).clone()
-
         kv = pool.take(256)
-        read(kv, ids[:140])
+        read(pipeline, kv, ids[:140])
         kept = kv.memory.stash(kv)
-        read(kv.memory.fresh(), ids[::-1])
-        assert torch.equal(read(kv.memory.put_back(kept, 77), ids[77:]), wanted)
-        pipeline.end()
+        read(pipeline, kv.memory.fresh(), ids[::-1])
+        assert torch.equal(read(pipeline, kv.memory.put_back(kept, 77), ids[77:]), wanted)
         pool.clear()
 
 
@@ -376,62 +292,3 @@ def test_passes_in_one_native_call_request_what_layers_would(
     monkeypatch.setattr(MoEStep, "hits_at", lambda step: 0)
     assert answer() == wanted
     assert not native
-
-
-@pytest.mark.parametrize("arch", layered(UNKNOWN, quick=lambda arch: arch == "phimoe"))
-def test_of_what_it_does_not_know_it_computes_the_experts(arch: str, tmp_path: Path, caplog: Logged) -> None:
-    expect_experts(save_tokenizer(make_checkpoint(arch, tmp_path, **CHANGED.get(arch, {}))), UNKNOWN[arch], caplog)
-
-
-@pytest.mark.long(0.1)  # test_of_what_it_does_not_know_it_computes_the_experts has what becomes of such models
-def test_queries_that_are_scaled_by_position(tmp_path: Path, caplog: Logged) -> None:
-    """In texts of more than 64 tokens."""
-    path = save(any_random_model("mistral4", rope_parameters=SCALED), tmp_path)
-    with unloading(load(path, dtype="float32", context=64)) as engine:
-        assert engine.wiring.answering.hooked.program is not None
-    expect_experts(path, "more than angles depends on positions", caplog)
-
-
-def expect_experts(path: Path, why: str, caplog: Logged) -> None:
-    """The experts alone are computed in the fast arithmetic: near the reference, and with the same bits whatever is
-    resident."""
-    ids = PROMPT[:20]
-    with unloading(load(path, dtype="float32", arithmetic="reference")) as engine:
-        wanted = logits(engine, ids, [19, 1])
-    with caplog.at_level(logging.WARNING, "moestro.load"):
-        engine = load(path, dtype="float32")
-    with unloading(engine):
-        assert engine.arithmetic.name == "fast_experts" and engine.arithmetic.fast
-        assert "experts alone" in caplog.text and why in caplog.text
-        assert all(isinstance(one, FastMath) for one in engine.wiring.math)
-        found = logits(engine, ids, [19, 1])
-        assert (found - wanted).abs().max() < CLOSE * wanted.abs().max()
-        for budget in ("75%", "50%"):
-            engine.change({"budget": budget})
-            assert torch.equal(logits(engine, ids, [19, 1]), found), budget
-
-
-def test_a_whole_model_is_tried(tmp_path: Path, caplog: Logged, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What no module of a layer shows, such as a scale of the logits, is seen in those of a text."""
-    own = Qwen3MoeForCausalLM.forward
-
-    @functools.wraps(own)
-    def scaled(self: object, *args: object, **kwargs: object) -> object:
-        output = own(self, *args, **kwargs)
-        output.logits = output.logits * 0.75
-        return output
-
-    monkeypatch.setattr(Qwen3MoeForCausalLM, "forward", scaled)
-    path = save_tokenizer(make_checkpoint("qwen3_moe", tmp_path))
-    with caplog.at_level(logging.WARNING, "moestro.load"):
-        engine = load(path, dtype="float32")
-    try:
-        assert engine.wiring.answering.hooked.program is None
-        assert "experts alone" in caplog.text and "by 0.33 of their size" in caplog.text
-        plain = plain_transformers(path, torch.float32)
-        with torch.inference_mode():
-            wanted, _ = run(plain, DynamicCache(config=plain.config), lambda step: None, 0)
-        found = logits(engine, PROMPT, [len(PROMPT)], keep=len(PROMPT))
-        assert (found - wanted[: len(PROMPT)]).abs().max() < CLOSE * wanted.abs().max()
-    finally:
-        engine.unload()

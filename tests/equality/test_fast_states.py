@@ -20,8 +20,9 @@ from core.runtime.program import row_steps
 from core.settings.sampling import Sampling
 from core.types import Ids
 from tests.checkpoints import make_checkpoint, random_model
+from tests.decoded import greedy
+from tests.equality.fast import CLOSE, OTHERS, distance, load, logits, read
 from tests.equality.passes import PROMPT, plain_transformers, run
-from tests.equality.test_fast import CLOSE, OTHERS, distance, load, logits, read
 from tests.equality.test_fast import pytestmark as pytestmark
 from tests.loaded import unloading
 from tests.logged import Logged
@@ -163,11 +164,7 @@ def _unlike(result: tuple[torch.Tensor, torch.Tensor]) -> tuple[torch.Tensor, to
     ids=["every call", "a token that follows others"],
 )
 def test_what_computes_otherwise_is_not_known(
-    function: str,
-    other: Callable[[Any], Any],
-    tmp_path: Path,
-    caplog: Logged,
-    monkeypatch: pytest.MonkeyPatch,
+    function: str, other: Callable[[Any], Any], tmp_path: Path, caplog: Logged, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = save_tokenizer(make_checkpoint("qwen3_next", tmp_path))
     monkeypatch.setattr(modeling_qwen3_next, function, other(getattr(modeling_qwen3_next, function)))
@@ -186,12 +183,7 @@ class Answer:
 def answer(engine: Engine, ids: Sequence[int]) -> Answer:
     """... of six tokens, from what is kept of earlier ones."""
     seen, said, cached = list[torch.Tensor](), list[int](), 0
-
-    def draw(_: Sequence[int], logits: torch.Tensor) -> int:
-        seen.append(logits[0].clone())
-        return int(logits[0].argmax())
-
-    for piece in engine.generate(Ids(ids), Sampling(max_new_tokens=6), None, draw, reuse=True):
+    for piece in engine.generate(Ids(ids), Sampling(max_new_tokens=6), None, greedy(seen), reuse=True):
         if piece.kind == "prefill":
             cached = piece.cached
         if piece.token is not None:

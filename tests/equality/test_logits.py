@@ -1,7 +1,7 @@
 """The engine's logits are transformers' own: max abs difference 0.0, whatever the budget, policy or slider history."""
 
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -15,6 +15,7 @@ from core.settings.loading import LoadSpec
 from core.settings.sampling import Sampling
 from core.types import Ids
 from tests.checkpoints import ARCHITECTURES, make_checkpoint
+from tests.decoded import greedy
 from tests.equality.conftest import Reference
 from tests.equality.passes import PROMPT, plain_transformers, run
 from tests.loaded import loaded
@@ -66,10 +67,7 @@ def settings_of(engine: Engine, case: dict[str, object], predictor: str) -> dict
 
 @pytest.mark.parametrize(
     ("reference", "case", "turn"),
-    layered(
-        itertools.product(ARCHITECTURES, CASES, (0, 1)),
-        quick=lambda case: case[2] == 0 and case[:2] in OFTEN,
-    ),
+    layered(itertools.product(ARCHITECTURES, CASES, (0, 1)), quick=lambda case: case[2] == 0 and case[:2] in OFTEN),
     indirect=["reference"],
 )
 def test_logits_are_identical(engine: Engine, reference: Reference, case: str, turn: int) -> None:
@@ -151,14 +149,9 @@ def test_a_long_prompt_is_identical(arch: str, dtype: str, tmp_path: Path, monke
         want = cached_pass(plain, torch.tensor([ids]), cache, logits_to_keep=1).logits[0, -1]
     engine = Engine.load(LoadSpec.checked(str(path), Settings({"budget": "50%"}), dtype=dtype, context=800))
     found: list[torch.Tensor] = []
-
-    def draw(_: Sequence[int], logits: torch.Tensor) -> int:
-        found.append(logits[0].clone())
-        return int(logits[0].argmax())
-
     try:
         assert engine.sizes.chunk >= TOKENS
-        pieces = list(engine.generate(Ids(ids), Sampling(max_new_tokens=1), draw=draw))
+        pieces = list(engine.generate(Ids(ids), Sampling(max_new_tokens=1), draw=greedy(found)))
         (step,) = [piece.step for piece in pieces if piece.kind == "prefill" and piece.step is not None]
         assert torch.equal(found[0], want)
         assert step.hits < step.requests

@@ -3,7 +3,7 @@ their own out of host memory, whichever the costs say, and whatever was decided 
 
 import itertools
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -22,6 +22,7 @@ from core.settings.sampling import Sampling
 from core.system.native.compile import widths
 from core.types import Ids, Outcome, StepRecord
 from tests.architectures.trial import random_model
+from tests.decoded import greedy
 from tests.loaded import loaded, unloading
 from tests.selection import layered
 from tests.tiny_tokenizer import save_tokenizer
@@ -63,12 +64,7 @@ def engine(path: Path) -> Iterator[Engine]:
 def answer(engine: Engine, tokens: int = TOKENS) -> tuple[torch.Tensor, list[StepRecord]]:
     """[tokens, V] before each token of a greedy answer, and the records of its decoded tokens."""
     seen, steps = list[torch.Tensor](), list[StepRecord]()
-
-    def draw(_: Sequence[int], given: torch.Tensor) -> int:
-        seen.append(given[0].clone())
-        return int(given[0].argmax())
-
-    for piece in engine.generate(Ids(PROMPT), Sampling(max_new_tokens=tokens), draw=draw):
+    for piece in engine.generate(Ids(PROMPT), Sampling(max_new_tokens=tokens), draw=greedy(seen)):
         if piece.step is not None and piece.step.phase == "decode":
             steps.append(piece.step)
     return torch.stack(seen), steps
@@ -81,8 +77,7 @@ def emptied(engine: Engine, **settings: object) -> None:
 
 
 @pytest.mark.parametrize(
-    ("format", "arithmetic"),
-    layered(itertools.product(FORMATS, ("fast", "reference")), quick=QUICK.__contains__),
+    ("format", "arithmetic"), layered(itertools.product(FORMATS, ("fast", "reference")), quick=QUICK.__contains__)
 )
 def test_no_bit_depends_on_where_misses_are_computed(path: Path, format: str, arithmetic: str) -> None:
     with unloading(engine_of(path, format, arithmetic)) as engine:
@@ -107,12 +102,7 @@ def test_rows_of_prompts_and_guesses_wait_for_no_copy(engine: Engine) -> None:
     emptied(engine, budget="25%", miss_placement="host", link_gbps=0.001, drafts="lookup")
     engine.parts.drafter.gate.fixed = 4
     seen, steps = list[torch.Tensor](), list[StepRecord]()
-
-    def draw(_: Sequence[int], given: torch.Tensor) -> int:
-        seen.append(given[0].clone())
-        return int(given[0].argmax())
-
-    for piece in engine.generate(Ids(PROMPT), Sampling(max_new_tokens=TOKENS), draw=draw):
+    for piece in engine.generate(Ids(PROMPT), Sampling(max_new_tokens=TOKENS), draw=greedy(seen)):
         steps += [piece.step] if piece.step is not None else []
     engine.parts.drafter.gate.fixed = None
     emptied(engine)
@@ -233,12 +223,7 @@ def test_random_histories(engine: Engine, answers: int) -> None:
         gate.fixed = draw.choice([None, 2, 8])
         engine.change({name: value for name, value in changes.items() if draw.random() < 0.6})
         seen = list[torch.Tensor]()
-
-        def drawn(_: Sequence[int], given: torch.Tensor, seen: list[torch.Tensor] = seen) -> int:
-            seen.append(given[0].clone())
-            return int(given[0].argmax())
-
-        for piece in engine.generate(Ids(PROMPT), Sampling(max_new_tokens=TOKENS), draw=drawn):
+        for piece in engine.generate(Ids(PROMPT), Sampling(max_new_tokens=TOKENS), draw=greedy(seen)):
             if piece.step is not None:
                 assert piece.step.device_bytes <= piece.step.budget_bytes
                 drafted += piece.step.drafted

@@ -15,6 +15,7 @@ from core.settings.sampling import Sampling
 from core.system.native.compile import widths
 from core.types import Ids
 from tests.checkpoints import make_checkpoint
+from tests.decoded import greedy
 from tests.selection import layered
 from tests.tiny_tokenizer import save_tokenizer
 
@@ -43,12 +44,7 @@ def engine(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 def logits(engine: Engine, ids: Sequence[int], tokens: int = 5, *, reuse: bool = False) -> torch.Tensor:
     """[tokens, V] before each token of a greedy answer."""
     seen: list[torch.Tensor] = []
-
-    def draw(_: Sequence[int], given: torch.Tensor) -> int:
-        seen.append(given[0].clone())
-        return int(given[0].argmax())
-
-    for _ in engine.generate(Ids(ids), Sampling(max_new_tokens=tokens), draw=draw, reuse=reuse):
+    for _ in engine.generate(Ids(ids), Sampling(max_new_tokens=tokens), draw=greedy(seen), reuse=reuse):
         pass
     return torch.stack(seen)
 

@@ -37,9 +37,7 @@ def engine(reference: Reference) -> Iterator[Engine]:
 
 
 @pytest.mark.parametrize(
-    "reference",
-    layered(list(ARCHITECTURES), quick=lambda arch: arch == "qwen3_moe"),
-    indirect=["reference"],
+    "reference", layered(list(ARCHITECTURES), quick=lambda arch: arch == "qwen3_moe"), indirect=["reference"]
 )
 def test_logits_are_those_of_whole_experts(engine: Engine, reference: Reference) -> None:
     for case in (ALL, *CASES, *WHOLE):

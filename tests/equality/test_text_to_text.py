@@ -152,10 +152,7 @@ def alone(engine: Engine) -> list[str]:
 
 
 @pytest.mark.long(0.1)
-@pytest.mark.parametrize(
-    "scheduler",
-    [None, NoScheduler(), RandomScheduler(), TokenScheduler()],
-)
+@pytest.mark.parametrize("scheduler", [None, NoScheduler(), RandomScheduler(), TokenScheduler()])
 def test_many_at_once_are_what_each_is_alone(path: Path, alone: list[str], scheduler: Scheduler | None) -> None:
     engine = _load(path, sequences=6)
     requests = [BatchRequest(at, Ids(prompt), GREEDY) for at, prompt in enumerate(PROMPTS)]

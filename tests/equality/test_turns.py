@@ -22,6 +22,7 @@ from core.hf.cached_pass import cached_pass
 from core.settings.sampling import Sampling
 from core.types import Ids
 from tests.checkpoints import make_checkpoint
+from tests.decoded import greedy
 from tests.equality.passes import plain_transformers
 from tests.equality.test_more import load
 from tests.selection import layered
@@ -76,13 +77,8 @@ class Talk:
     def ask(self, ids: Sequence[int], count: int = 4, stop: int | None = None) -> tuple[list[int], int]:
         """(the text after it, the tokens taken over); compares every logit. `stop`: cancelled after so many tokens."""
         cancel, seen, said, widths = threading.Event(), list[torch.Tensor](), list[int](), list[int]()
-
-        def draw(_: Sequence[int], logits: torch.Tensor) -> int:
-            seen.append(logits[0].clone())
-            return int(logits[0].argmax())
-
         self._from, steps, cached = None, [], 0
-        for piece in self.engine.generate(Ids(ids), Sampling(max_new_tokens=count), cancel, draw, reuse=True):
+        for piece in self.engine.generate(Ids(ids), Sampling(max_new_tokens=count), cancel, greedy(seen), reuse=True):
             if piece.step is not None and (not steps or steps[-1] is not piece.step):
                 steps.append(piece.step)
             if piece.kind == "prefill":
@@ -193,10 +189,8 @@ def test_a_pass_that_breaks_off_in_a_layer(arch: str, talk: Talk) -> None:
     def fail(*_: object) -> None:
         raise ZeroDivisionError
 
-    hook = site.register_forward_pre_hook(fail)
-    with pytest.raises(ZeroDivisionError):
+    with site.register_forward_pre_hook(fail), pytest.raises(ZeroDivisionError):
         list(talk.engine.generate(Ids([*text, *tokens(9, 22)]), reuse=True))
-    hook.remove()
     kept = talk.kept._texts[-1]
     talk._lineage.append((kept, talk._lineage[-1][1]))
     assert kept.ids.tolist() == text[:-1]

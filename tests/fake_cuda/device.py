@@ -10,13 +10,14 @@ from typing import Any
 import pytest
 import torch
 
-from tests.fake_cuda.clocks import Clocks, Event, Stream, Wait, traced_queue, traced_threading
+from tests.fake_cuda.clocks import Clocks, Event, Stream, Wait
 from tests.fake_cuda.faults import Faults
 from tests.fake_cuda.graphs import Captures
 from tests.fake_cuda.kernels import FakeAttention, FakeKernels, mapped
 from tests.fake_cuda.memory import DeviceMemory, PinnedMemory
 from tests.fake_cuda.races import Races
 from tests.fake_cuda.tensors import Tensors
+from tests.fake_cuda.threads import traced_queue, traced_threading
 
 SLOT, ROW, TABLE = "slot", "row", "table"
 
@@ -206,12 +207,6 @@ def _forget_devices() -> None:
     from core.memory import link
     from core.memory.codec import kernels, tables
 
-    for function in (
-        link.measure_gbps,
-        quantized_linear._codec,
-        kernels.say_unavailable,
-        tables.table,
-        tables.grid,
-    ):
+    for function in (link.measure_gbps, quantized_linear._codec, kernels.say_unavailable, tables.table, tables.grid):
         function.cache_clear()
     forecast._measured.clear()

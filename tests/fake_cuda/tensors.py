@@ -3,19 +3,20 @@ device memory, and what reads and writes watched memory is noted with the stream
 
 import threading
 import weakref
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
 from torch.overrides import TorchFunctionMode
 
+from tests.fake_cuda.calls import address_of, check_devices, key_of, needs_numbers, on_host, sends, tensors_of
 from tests.fake_cuda.clocks import Clocks
 from tests.fake_cuda.faults import Faults
 from tests.fake_cuda.graphs import Captures, FakeGraph
 from tests.fake_cuda.memory import Block, DeviceMemory, PinnedMemory, Segment
 from tests.fake_cuda.races import Races
 
-GPU, CPU = torch.device("cuda:0"), torch.device("cpu")
+GPU = torch.device("cuda:0")
 TOLD = {  # attributes of a tensor on the device
     torch.Tensor.device: GPU,
     torch.Tensor.is_cuda: True,
@@ -30,9 +31,6 @@ MAKES = frozenset("tensor as_tensor asarray".split())  # a tensor of numbers of 
 CHECKED = 2  # numbers that torch's `multinomial` reads back before it draws (aten/src/ATen/native/Distributions.cpp)
 CHANGES = frozenset("__setitem__ __iadd__ __isub__ __imul__ __itruediv__ __iand__ __ior__ __ixor__".split())
 PRODUCTS = frozenset("linear mm matmul bmm addmm __matmul__".split())
-MIXED = frozenset(
-    "copy_ __getitem__ __setitem__ index_put_ set_ __get__ is_same_size _has_compatible_shallow_copy_type".split()
-)
 
 
 class Kept(NamedTuple):
@@ -81,13 +79,13 @@ class Tensors(TorchFunctionMode):
         self, graph: FakeGraph, func: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any], result: Any
     ) -> None:
         """Keep a call for replays, which leave what it makes where it is now."""
-        given = {_key(tensor) for tensor in _tensors((*args, *kwargs.values()))}
-        made = _tensors((result,))
-        graph.made += [tensor for tensor in made if _key(tensor) not in given]
+        given = {key_of(tensor) for tensor in tensors_of((*args, *kwargs.values()))}
+        made = tensors_of((result,))
+        graph.made += [tensor for tensor in made if key_of(tensor) not in given]
 
         def again() -> None:
-            for old, new in zip(made, _tensors((func(*args, **kwargs),)), strict=True):
-                if _key(old) != _key(new):
+            for old, new in zip(made, tensors_of((func(*args, **kwargs),)), strict=True):
+                if key_of(old) != key_of(new):
                     with torch._C.DisableTorchFunction():
                         old.copy_(new)
 
@@ -100,7 +98,7 @@ class Tensors(TorchFunctionMode):
         if kwargs or name == "to" or torch.device in map(type, args):
             kwargs = dict(kwargs)
             pin = bool(kwargs.pop("pin_memory", False))
-            args, kwargs, asked = _asked(name, args, kwargs)
+            args, kwargs, asked = on_host(name, args, kwargs)
         if name == "pin_memory":
             self.captures.forbid()
             return self._pin(args[0].clone())
@@ -108,14 +106,14 @@ class Tensors(TorchFunctionMode):
             return self._pinned.holds(args[0].data_ptr())
         if name in MOVES and isinstance(args[0], torch.Tensor):
             return self._moved(name, func, args, kwargs, asked)
-        given = _tensors((*args, *kwargs.values()) if kwargs else args)
-        keys = [_key(tensor) for tensor in given]
+        given = tensors_of((*args, *kwargs.values()) if kwargs else args)
+        keys = [key_of(tensor) for tensor in given]
         ours = len([key for key in keys if key in self._kept])
         if ours:
             self._faults.check("launch")
             if name in ("numpy", "__array__"):
                 raise TypeError("can't convert cuda:0 device type tensor to numpy. Use Tensor.cpu() first.")
-            _check_devices(name, given, ours)
+            check_devices(name, given, ours)
             captured = self.captures.current is not None
             if name in PRODUCTS and self.product_bytes and captured not in self._for_products:
                 self._for_products[captured] = self._keep(torch.empty(self.product_bytes, dtype=torch.uint8))
@@ -124,8 +122,8 @@ class Tensors(TorchFunctionMode):
             if name in ("tensor", "as_tensor"):  # copied from where it is not pinned
                 self.captures.forbid()
         result = func(*args, **kwargs)
-        made = _tensors((result,))
-        results = [_key(tensor) for tensor in made]
+        made = tensors_of((result,))
+        results = [key_of(tensor) for tensor in made]
         if asked == "cuda" or (asked is None and ours):
             fresh = False
             for tensor, key in zip(made, results, strict=True):
@@ -134,24 +132,24 @@ class Tensors(TorchFunctionMode):
                     fresh = True
             if asked == "cuda" and isinstance(result, torch.Tensor) and not fresh:  # as_tensor of a host tensor
                 result = self._keep(result.detach().clone())
-                results = [_key(result)]
+                results = [key_of(result)]
             if asked == "cuda" and name in MAKES and result.numel():
                 self._clocks.waited(name)
         elif pin:
             result = self._pin(result)
         self._note(name, args, kwargs, given, keys, results)
-        if ours and (name in WAITS or _needs_numbers(name, args, kwargs)):
+        if ours and (name in WAITS or needs_numbers(name, args, kwargs)):
             self._clocks.wait(name)
         if ours and name == "multinomial":
             for _ in range(CHECKED):
                 self._clocks.wait(name)
-        if ours and name in ("__getitem__", "__setitem__", "index_put_") and _sends(args):
+        if ours and name in ("__getitem__", "__setitem__", "index_put_") and sends(args):
             self._clocks.waited(name)
         return result
 
     def on_device(self, tensor: torch.Tensor) -> bool:
         """Whether a tensor's bytes are device memory."""
-        return _key(tensor) in self._kept
+        return key_of(tensor) in self._kept
 
     def clear_products(self) -> None:
         """torch._C._cuda_clearCublasWorkspaces."""
@@ -163,7 +161,7 @@ class Tensors(TorchFunctionMode):
 
     def _keep(self, tensor: torch.Tensor, key: int | None = None) -> torch.Tensor:
         """Count a tensor's storage as device memory, until it is gone. Raises torch.OutOfMemoryError."""
-        key = key or _key(tensor)
+        key = key or key_of(tensor)
         with self._lock:
             if key is not None and key not in self._kept:
                 storage = tensor.untyped_storage()
@@ -200,7 +198,7 @@ class Tensors(TorchFunctionMode):
         result: torch.Tensor = func(*args, **kwargs) if name == "to" else x
         if asked == "meta" or x.is_meta:
             return result
-        if target != source and _key(result) == _key(x):
+        if target != source and key_of(result) == key_of(x):
             result = result.detach().clone()
         if source or target:
             self._faults.check("launch")
@@ -237,9 +235,9 @@ class Tensors(TorchFunctionMode):
             elif to_device and not from_device and (waits or not self._pinned.holds(source.data_ptr())):
                 self._clocks.waited(name)
             return
-        changed = _tensors(args[:1]) if name in CHANGES or (name.endswith("_") and name[-2:] != "__") else []
+        changed = tensors_of(args[:1]) if name in CHANGES or (name.endswith("_") and name[-2:] != "__") else []
         if "out" in kwargs:
-            changed += _tensors((kwargs["out"],))
+            changed += tensors_of((kwargs["out"],))
         if not changed and (not set(keys).isdisjoint(results) if results else name not in WAITS):
             return  # a view, or what is known without the numbers
         for tensor in given:
@@ -249,91 +247,14 @@ class Tensors(TorchFunctionMode):
             self._writes(tensor, name, by_stream=self.on_device(tensor))
 
     def _reads(self, tensor: torch.Tensor, what: str) -> None:
-        region = self._races.region(_address(tensor))
+        region = self._races.region(address_of(tensor))
         if region is None:
             return
-        if self.on_device(tensor) or self._pinned.holds(_address(tensor)):
+        if self.on_device(tensor) or self._pinned.holds(address_of(tensor)):
             self._races.by_stream(region, writes=False, what=what)
         else:  # pageable memory is read before a copy returns
             self._races.by_host(region, writes=False, what=what)
 
     def _writes(self, tensor: torch.Tensor, what: str, *, by_stream: bool) -> None:
-        if (region := self._races.region(_address(tensor))) is not None:
+        if (region := self._races.region(address_of(tensor))) is not None:
             (self._races.by_stream if by_stream else self._races.by_host)(region, writes=True, what=what)
-
-
-def _asked(
-    name: str, args: Sequence[Any], kwargs: dict[str, Any]
-) -> tuple[tuple[Any, ...], dict[str, Any], str | None]:
-    """The arguments with the CPU in place of the GPU, and the kind of device that they name."""
-    asked: str | None = None
-
-    def host(value: Any) -> Any:
-        nonlocal asked
-        if isinstance(value, str):
-            value = torch.device(value)
-        asked = value.type
-        return CPU if asked == "cuda" else value
-
-    if kwargs.get("device") is not None:
-        kwargs["device"] = host(kwargs["device"])
-    named = name == "to"
-    args = tuple(
-        host(value) if isinstance(value, torch.device) or (named and i == 1 and isinstance(value, str)) else value
-        for i, value in enumerate(args)
-    )
-    return args, kwargs, asked
-
-
-def _needs_numbers(name: str, args: Sequence[Any], kwargs: dict[str, Any]) -> bool:
-    """Whether the shape of a call's result depends on numbers that are on the device."""
-    if name == "where":
-        return len(args) + len(kwargs) == 1
-    if name == "repeat_interleave":
-        by = args[1] if len(args) > 1 else kwargs.get("repeats", args[0])
-        return isinstance(by, torch.Tensor) and kwargs.get("output_size") is None
-    if name == "__getitem__":
-        return any(one.dtype in (torch.bool, torch.uint8) or one.dim() == 0 for one in _tensors(args[1:]))
-    if name == "__setitem__":  # a number for all that a mask marks is a `masked_fill_`
-        given = isinstance(args[2], torch.Tensor) and args[2].dim() > 0
-        return given and any(one.dtype in (torch.bool, torch.uint8) for one in _tensors(args[1:2]))
-    return False
-
-
-def _sends(args: Sequence[Any]) -> bool:
-    """Whether indices are numbers of the host, in a list or a tensor there."""
-    at = args[1] if isinstance(args[1], tuple) else (args[1],)
-    return any(isinstance(one, list) for one in at)
-
-
-def _check_devices(name: str, given: Iterable[torch.Tensor], ours: int) -> None:
-    """Raises RuntimeError for a product of tensors on two devices."""
-    if name not in MIXED and ours < sum(tensor.dim() > 0 and not tensor.is_meta for tensor in given):
-        raise RuntimeError(f"Expected all tensors to be on the same device, but found cuda:0 and cpu in {name}")
-
-
-def _tensors(values: Iterable[Any], depth: int = 2) -> list[torch.Tensor]:
-    """The tensors among values, and in the lists and tuples among them."""
-    found: list[torch.Tensor] = []
-    for value in values:
-        if isinstance(value, torch.Tensor):
-            found.append(value)
-        elif depth and isinstance(value, (list, tuple)):
-            found += _tensors(value, depth - 1)
-    return found
-
-
-def _key(tensor: torch.Tensor) -> int | None:
-    """What names a tensor's storage; None where it has none, as inside vmap."""
-    try:
-        key: int = tensor.untyped_storage()._cdata
-    except (RuntimeError, NotImplementedError):
-        return None
-    return key
-
-
-def _address(tensor: torch.Tensor) -> int:
-    try:
-        return tensor.data_ptr()
-    except (RuntimeError, NotImplementedError):
-        return 0

@@ -96,10 +96,7 @@ class Pages(Requests):
         if sent["encoding"] != "utf-8":
             body = body.decode("utf-8", "replace").encode(sent["encoding"])
         with client.stream(
-            "POST",
-            "/gradio_api/run/predict",
-            content=body,
-            headers={"content-type": sent["kind"].encode("latin-1")},
+            "POST", "/gradio_api/run/predict", content=body, headers={"content-type": sent["kind"].encode("latin-1")}
         ) as reply:
             told = reply.read()
         self._settle()

@@ -134,10 +134,7 @@ def _qwen3_next(config: Config, key: str, blk: str, tensor: torch.Tensor) -> Nam
     wide = config["linear_num_value_heads"] // keys * config["linear_value_head_dim"]
     parts = tensor.view(keys, -1, tensor.shape[1]).split([width, width, wide, wide], dim=1)
     query, key_rows, value, gate = (part.reshape(-1, tensor.shape[1]) for part in parts)
-    return [
-        (f"{blk}attn_qkv.weight", torch.cat((query, key_rows, value))),
-        (f"{blk}attn_gate.weight", gate),
-    ]
+    return [(f"{blk}attn_qkv.weight", torch.cat((query, key_rows, value))), (f"{blk}attn_gate.weight", gate)]
 
 
 def _gemma4(config: Config, key: str, blk: str, tensor: torch.Tensor) -> Named | torch.Tensor:

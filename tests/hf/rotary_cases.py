@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 
-from core.hf.rotary_form import Form, Order, Table
+from core.hf.rotary_form import Form, Order, Pair, Table, rotated
 
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 
@@ -96,3 +96,19 @@ def identical(got: Any, want: Any) -> bool:
         one.dtype == other.dtype and one.stride() == other.stride() and torch.equal(bits(one), bits(other))
         for one, other in zip(got, want, strict=True)
     )
+
+
+SIZES = Sizes(4, 2, 32, rest=16)
+
+
+class ByTorch:
+    """In the place of the GPU's kernel, which tests/memory/test_rotary_kernel.py and tests/gpu have."""
+
+    def __init__(self, form: Form, states: Pair, tables: Pair, results: Pair) -> None:
+        self.form, self._like = form, results
+
+    def __call__(self, q: torch.Tensor, k: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> Any:
+        return tuple(
+            torch.empty_strided(like.shape, like.stride(), dtype=like.dtype).copy_(rotated(self.form, x, cos, sin))
+            for like, x in zip(self._like, (q, k), strict=True)
+        )

@@ -1,7 +1,6 @@
 """The demo model's exact match is that of an independent scoring, and the command prints one JSON object."""
 
 import json
-import signal
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -18,6 +17,7 @@ from core.measure.evaluate.run import evaluate, gather
 from demo.evaluate import load
 from demo.scoring import encode, exact_matches
 from tests.engine.profiles import drawn_profile
+from tests.interrupted import interrupted
 from tests.loaded import loaded
 
 FOLDER = Path(__file__).resolve().parents[2] / "assets" / "demo"
@@ -139,16 +139,7 @@ def test_ctrl_c_ends_it_and_writes_nothing(
 ) -> None:
     monkeypatch.setattr(calibrated, "READ", 20)
     monkeypatch.setenv("MOESTRO_HOME", str(tmp_path / "home"))
-    real = run.evaluate
-
-    def interrupted(*args: Any, progress: Any, **kwargs: Any) -> Any:
-        def pressed(text: str, share: float) -> None:
-            progress(text, share)
-            signal.raise_signal(signal.SIGINT)
-
-        return real(*args, progress=pressed, **kwargs)
-
-    monkeypatch.setattr(run, "evaluate", interrupted)
+    monkeypatch.setattr(run, "evaluate", interrupted(run.evaluate))
     assert command(model, "--modes", "exact", "--residency", ".5", "--tokens", 8, "--csv", tmp_path / "rows.csv") == 130
     said = capsys.readouterr()
     assert "Stopped. Nothing was written." in said.err and said.out == "" and not (tmp_path / "rows.csv").exists()

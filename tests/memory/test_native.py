@@ -45,10 +45,7 @@ def by_turns(cases: Iterable[Any]) -> list[Any]:
         pytest.param(
             *(case if type(case) is tuple else (case,)),
             *width.values,
-            marks=[
-                *width.marks,
-                *([pytest.mark.long(0.1)] if (both and (at + turn) % 2) or name not in FEW else []),
-            ],
+            marks=[*width.marks, *([pytest.mark.long(0.1)] if (both and (at + turn) % 2) or name not in FEW else [])],
         )
         for at, (name, case) in enumerate(names)
         for turn, width in enumerate(WIDTHS)

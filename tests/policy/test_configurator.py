@@ -77,9 +77,6 @@ def exposed(curves: Curves, times: LayerTimes, slots: Any, theta: float | None =
     return waits
 
 
-# ------------------------------------------------------------------ the latency model
-
-
 def test_two_layers_by_hand() -> None:
     """Layer 0: 1.5 slots, window 2 + 1. Three experts have their halves resident, 2 x .85 x .5 = .85; the first of the
     ranking is copied in (1 - .9 x .5) x 3 = 1.65 ms and adds .55 x .8 = .44; with the second, 3.45 ms, it is too late.
@@ -131,9 +128,6 @@ def test_the_split_is_the_best_of_all_sizes(seed: int, ranks: int, slots: list[f
             window_ms = float(split.window_ms[row, layer])
             best = ready(curves, layer, c, share, window_ms, times.load_ms)
             assert split.ready[row, layer] == pytest.approx(best, abs=1e-9)
-
-
-# ------------------------------------------------------------------ the allocation
 
 
 def divisions(budget: float, part: float) -> list[list[float]]:
@@ -206,9 +200,6 @@ def test_ties_go_to_the_lower_layer_and_full_layers_take_nothing() -> None:
         plan_cache(alike, slow, 5, least=2)
 
 
-# ------------------------------------------------------------------ the inverse question
-
-
 @given(seed=st.integers(0, 2**32), wish=st.floats(0, 1), theta=st.sampled_from([None, 1.0]))
 @examples(30)
 def test_the_least_budget_meets_the_target_and_one_expert_less_does_not(
@@ -230,9 +221,6 @@ def test_what_no_budget_reaches_is_refused() -> None:
     with pytest.raises(SettingError, match=r"No budget reaches 11 ms a token: with every expert resident .* 12 ms"):
         least_budget(by_hand(2), TIMES, 11.0)
     assert least_budget(by_hand(2), TIMES, 1e9).budget == 0.0
-
-
-# ------------------------------------------------------------------ statistics and plans as values
 
 
 def test_curves_of_uses_and_of_a_recall() -> None:
@@ -282,12 +270,8 @@ def test_whole_blocks_use_the_budget_with_the_best_part_of_each_layer(seed: int,
     window_ms = times.head_ms + times.att_ms
     for layer, (slots, theta) in enumerate(zip(plan.slots, plan.theta, strict=True)):
         assert slots * blocks == pytest.approx(round(slots * blocks))
-        options = {
-            top / blocks: ready(
-                curves, layer, min(EXPERTS, int(slots * blocks / top + 1e-9)), top / blocks, window_ms, times.load_ms
-            )
-            for top in range(1, blocks + 1)
-        }
+        tops = [(min(EXPERTS, int(slots * blocks / top + 1e-9)), top / blocks) for top in range(1, blocks + 1)]
+        options = {part: ready(curves, layer, c, part, window_ms, times.load_ms) for c, part in tops}
         m = options[theta]
         assert m == pytest.approx(max(options.values()))
         hide_ms, miss_ms = m * times.moe_ms / K, (K - m) * times.load_ms
@@ -300,9 +284,8 @@ def test_whole_blocks_use_the_budget_with_the_best_part_of_each_layer(seed: int,
 def test_a_layer_may_choose_among_parts_and_a_given_one_stays() -> None:
     curves, times = some(3), some_times(3)
     given = plan_given(curves, times, [3.0] * LAYERS, [0.5] * LAYERS)
-    assert given.theta == (0.5,) * LAYERS and given.exposed_ms == pytest.approx(
-        exposed(curves, times, given.slots, 0.5)
-    )
+    assert given.theta == (0.5,) * LAYERS
+    assert given.exposed_ms == pytest.approx(exposed(curves, times, given.slots, 0.5))
     free = plan_given(curves, times, [3.0] * LAYERS, [[0.5, 1.0]] * LAYERS)
     assert set(free.theta) <= {0.5, 1.0}
     assert plan_given(curves, times, [99.0] * LAYERS, [1.0] * LAYERS).slots == (EXPERTS,) * LAYERS

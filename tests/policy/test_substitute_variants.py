@@ -104,12 +104,7 @@ def test_psi_weighs_how_often_against_what_the_token_wants() -> None:
 
 def test_only_the_first_buddies_are_looked_at() -> None:
     question = ask([[0]], [[1.0]], missing=[0, 1, 2], experts=5)
-    for params, expected in (
-        ({}, 3),
-        ({"k_max": 3}, 3),
-        ({"k_max": 2}, 0),
-        ({"alpha": "0.8"}, 0),
-    ):
+    for params, expected in (({}, 3), ({"k_max": 3}, 3), ({"k_max": 2}, 0), ({"alpha": "0.8"}, 0)):
         assert taken(make("buddy", Known(np.repeat(M, 2, 0)), 5, **params), question) == [[expected]]
 
 

@@ -3,6 +3,7 @@
 import math
 import random
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -69,17 +70,22 @@ class Opened(NamedTuple):
     profile: Profile
 
 
+def with_defaults(model: Any) -> Opened:
+    """A profile of it has default vectors."""
+    sites = find_experts(model)
+    shape = ModelShape(len(sites), sites[0].num_experts, sites[0].top_k, 64, 0)
+    defaults = np.random.default_rng(0).standard_normal((shape.layers, shape.experts, 64)).astype(np.float16)
+    profile = Profile("tiny", "hash", shape.layers, shape.experts, shape.top_k, 64, 9, "a test", "", defaults=defaults)
+    return Opened(model, sites, shape, profile)
+
+
 @pytest.fixture(scope="module", params=["qwen3_moe", "deepseek_v3", "granitemoe"])
 def opened(request: pytest.FixtureRequest, checkpoint: Checkpoint) -> Opened:
     model = AutoModelForCausalLM.from_pretrained(checkpoint(request.param), dtype="auto").eval()
     for module in model.modules():
         if hasattr(module, "residual_multiplier"):
             module.residual_multiplier = 0.22
-    sites = find_experts(model)
-    shape = ModelShape(len(sites), sites[0].num_experts, sites[0].top_k, 64, 0)
-    defaults = np.random.default_rng(0).standard_normal((shape.layers, shape.experts, 64)).astype(np.float16)
-    profile = Profile("tiny", "hash", shape.layers, shape.experts, shape.top_k, 64, 9, "a test", "", defaults=defaults)
-    return Opened(model, sites, shape, profile)
+    return with_defaults(model)
 
 
 @torch.inference_mode()
@@ -98,17 +104,9 @@ def predict(
 
     def experts(site: ExpertsSite, hidden: torch.Tensor, chosen: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
         seen = calls[-1]
-        real.append(
-            Layer(
-                seen.hidden.clone(),
-                None if seen.residual is None else seen.residual.clone(),
-                seen.args,
-                seen.kwargs,
-                seen.probs,
-                chosen.clone(),
-                weights.clone(),
-            )
-        )
+        residual = None if seen.residual is None else seen.residual.clone()
+        given = seen.args, seen.kwargs, seen.probs
+        real.append(Layer(seen.hidden.clone(), residual, *given, chosen.clone(), weights.clone()))
         predictor_host.predict(site.index, chosen.tolist(), weights)
         result: torch.Tensor = ALL_EXPERTS_FUNCTIONS["grouped_mm"](site.module, hidden, chosen, weights)
         return result
@@ -178,22 +176,8 @@ def test_the_quasi_hidden_state_by_its_formula(opened: Opened, ids: torch.Tensor
 
 def test_without_a_layer_that_adds_its_experts_the_plain_input_is_asked(checkpoint: Checkpoint) -> None:
     model = AutoModelForCausalLM.from_pretrained(checkpoint("flex_olmo"), dtype="auto").eval()
-    sites = find_experts(model)
-    shape = ModelShape(len(sites), sites[0].num_experts, sites[0].top_k, 64, 0)
-    profile = Profile(
-        "tiny",
-        "hash",
-        shape.layers,
-        shape.experts,
-        shape.top_k,
-        64,
-        9,
-        "a test",
-        "",
-        defaults=np.ones((shape.layers, shape.experts, 64), np.float16),
-    )
     found, _ = predict(
-        Opened(model, sites, shape, profile),
+        with_defaults(model),
         PROMPT,
         lambda view: None if view.layer != 0 else (view.ask((1,), "default"), view.ask((1,))),
     )
@@ -220,28 +204,14 @@ def test_the_estimator_is_given_the_state_that_it_was_trained_on(opened: Opened,
     nets, settings = estimator.to_tensors(net)
     if kind == "before":
         settings = {"estimator": {k: v for k, v in net.config.items() if k != "quasi"}}
-    profile = Profile(
-        "tiny",
-        "hash",
-        opened.shape.layers,
-        opened.shape.experts,
-        opened.shape.top_k,
-        64,
-        9,
-        "a test",
-        "",
-        defaults=opened.profile.defaults,
-        nets=nets,
-        settings=settings,
-    )
+    profile = replace(opened.profile, nets=nets, settings=settings)
     found, real = predict(opened, ids, lambda view: view.estimate(1) if view.layer == 0 else None, profile)
     state = real[0].hidden
     if kind == "quasi":
         assert real[0].residual is not None
         output = torch.zeros_like(state, dtype=torch.float32)
-        for row, (ids_of, weights) in enumerate(
-            zip(real[0].ids.tolist(), real[0].weights.float().tolist(), strict=True)
-        ):
+        chosen = zip(real[0].ids.tolist(), real[0].weights.float().tolist(), strict=True)
+        for row, (ids_of, weights) in enumerate(chosen):
             for expert, weight in zip(ids_of, weights, strict=True):
                 output[row] += weight * torch.from_numpy(opened.profile.defaults[0, expert]).float()
         state = quasi_hidden(opened.sites[0], opened.sites[1], real[0].residual, output)
@@ -270,9 +240,6 @@ def test_a_pass_nobody_announced_has_no_tokens(opened: Opened) -> None:
         for layer in range(opened.shape.layers):
             predictor_host.predict(layer, [[0, 1]])
             assert looker.found[layer] == ([1, 2] if number == 0 else ())
-
-
-# ---------------------------------------------------------------------- the routing path at work
 
 
 def reading(net: RoutingPathNet) -> PathReader:

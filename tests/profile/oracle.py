@@ -1,6 +1,8 @@
 """What a tiny qwen3_moe routes and computes, by plain transformers and by its weights: the definitions, spelled
 out, with nothing of the engine."""
 
+import functools
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -35,22 +37,17 @@ class Oracle:
     @torch.no_grad()
     def read(self, ids: list[int]) -> Passed:
         found = Passed()
-        hooks = [
-            block.gate.register_forward_pre_hook(
-                lambda module, args, block=block: self._layer(found, block, args[0].reshape(-1, args[0].shape[-1]))
-            )
-            for block in self.blocks
-        ]
-        hooks.append(
-            self.model.model.embed_tokens.register_forward_hook(
-                lambda module, args, output: setattr(found, "embedded", output[0].clone())
-            )
-        )
-        try:
+
+        def embedded(module: object, args: object, output: torch.Tensor) -> None:
+            found.embedded = output[0].clone()
+
+        def routed(block: Any, module: object, args: tuple[torch.Tensor, ...]) -> None:
+            self._layer(found, block, args[0].reshape(-1, args[0].shape[-1]))
+
+        with ExitStack() as hooks, self.model.model.embed_tokens.register_forward_hook(embedded):
+            for block in self.blocks:
+                hooks.enter_context(block.gate.register_forward_pre_hook(functools.partial(routed, block)))
             self.model(input_ids=torch.tensor([ids]))
-        finally:
-            for hook in hooks:
-                hook.remove()
         return found
 
     def route(self, block: Any, h: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:

@@ -66,11 +66,8 @@ def test_a_token_computed_alone_is_routed_otherwise_than_in_the_prompt(
     def other(module: torch.nn.Module, args: object, output: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
         return tuple((t + 1) % 8 if len(t) == 1 and not t.is_floating_point() else t for t in output)
 
-    hook = engine.loaded.sites[1].router.register_forward_hook(other)
-    try:
+    with engine.loaded.sites[1].router.register_forward_hook(other):
         times, said = timed(engine)
-    finally:
-        hook.remove()
     assert said["all_resident"] is False and all(value > 0 for value in times.values())
     engine.expert_cache.check_integrity()
     resident = [eid for eid in range(24) if engine.expert_cache.is_resident(eid)]

@@ -18,6 +18,7 @@ from core.simulate import BELADY, Clock, Config, simulate
 from core.simulate import run as run_module
 from core.simulate.prefetchers import TimedConfig, follow, predictor_for, timed
 from core.types import StepRecord
+from tests.profiles import profile_of
 from tests.simulate.test_engine import restart
 
 LAYERS, EXPERTS, K, SLOTS = 3, 16, 2, 24
@@ -34,19 +35,7 @@ def trace() -> ArrayTrace:
 def profile(trace: ArrayTrace) -> Profile:
     (chunk,) = trace.chunks()
     counts = np.stack([np.bincount(chunk.ids[:, layer].ravel(), minlength=EXPERTS) for layer in range(LAYERS)])
-    return Profile(
-        "m",
-        "m",
-        LAYERS,
-        EXPERTS,
-        K,
-        8,
-        400,
-        "the trace",
-        "",
-        counts=counts,
-        gate_recall=np.array([np.nan, 0.4, 0.9], np.float32),
-    )
+    return profile_of(LAYERS, EXPERTS, K, counts=counts, gate_recall=np.array([np.nan, 0.4, 0.9], np.float32))
 
 
 def config(trace: ArrayTrace, **settings: object) -> Config:

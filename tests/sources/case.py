@@ -7,8 +7,9 @@ from typing import Any
 
 import torch
 
-from tests import quantized
-from tests.quantized import Written, as_mlx, write, write_mxfp4
+from tests import quantized, quantized_layouts
+from tests.quantized import Written, write, write_mxfp4
+from tests.quantized_layouts import as_mlx
 
 
 @dataclass(frozen=True)
@@ -95,7 +96,7 @@ def compressed(
         "compressed-tensors",
         arch,
         described,
-        writer or (lambda: quantized.packed_by_compressed_tensors(bits, group, symmetric)),
+        writer or (lambda: quantized_layouts.packed_by_compressed_tensors(bits, group, symmetric)),
         exact,
         label,
         torch.bfloat16,

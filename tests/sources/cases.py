@@ -6,6 +6,7 @@ from functools import partial
 import torch
 
 from tests import quantized
+from tests import quantized_layouts as layouts
 from tests.sources.case import Case, bnb, compressed, fp8, gptq, mlx, modelopt
 
 AWQ = {"quant_method": "awq", "bits": 4, "group_size": 128, "zero_point": True, "version": "gemm"}
@@ -111,7 +112,7 @@ CASES = [
         bits=8,
         group=-1,
         format="int-quantized",
-        writer=lambda: quantized.bytes_by_compressed_tensors,
+        writer=lambda: layouts.bytes_by_compressed_tensors,
     ),
     compressed(
         "mixed",
@@ -132,7 +133,7 @@ CASES = [
         },
         format="mixed-precision",
         writer=lambda: {
-            "experts": quantized.packed_by_compressed_tensors(4, 32, True),
+            "experts": layouts.packed_by_compressed_tensors(4, 32, True),
             "self_attn": quantized.fp8(None, "weight_scale"),
         },
     ),
@@ -157,7 +158,7 @@ CASES = [
                 "weights": {"num_bits": 4, "type": "float", "strategy": "group", "group_size": 32},
             }
         },
-        writer=lambda: quantized.mxfp4_by_compressed_tensors,
+        writer=lambda: layouts.mxfp4_by_compressed_tensors,
     ),
     compressed(
         "nvfp4",
@@ -171,43 +172,39 @@ CASES = [
                 "weights": {"num_bits": 4, "type": "float", "strategy": "tensor_group", "group_size": 16},
             }
         },
-        writer=lambda: quantized.nvfp4_by_compressed_tensors,
+        writer=lambda: layouts.nvfp4_by_compressed_tensors,
     ),
-    modelopt("nvfp4", "qwen3_moe", "nvfp4", "NVFP4", lambda: quantized.nvfp4_by_modelopt),
-    modelopt("nvfp4", "granitemoe", "nvfp4", "NVFP4", lambda: quantized.nvfp4_by_modelopt),
-    modelopt(
-        "nvfp4-awq", "mixtral", None, "NVFP4_AWQ", lambda: partial(quantized.nvfp4_by_modelopt, scaled_inputs=True)
-    ),
-    modelopt("int4", "mixtral", "int4-g128-sym", "W4A16_AWQ", lambda: quantized.int4_by_modelopt),
-    modelopt(
-        "int4-awq", "qwen3_moe", None, "W4A16_AWQ", lambda: partial(quantized.int4_by_modelopt, scaled_inputs=True)
-    ),
+    modelopt("nvfp4", "qwen3_moe", "nvfp4", "NVFP4", lambda: layouts.nvfp4_by_modelopt),
+    modelopt("nvfp4", "granitemoe", "nvfp4", "NVFP4", lambda: layouts.nvfp4_by_modelopt),
+    modelopt("nvfp4-awq", "mixtral", None, "NVFP4_AWQ", lambda: partial(layouts.nvfp4_by_modelopt, scaled_inputs=True)),
+    modelopt("int4", "mixtral", "int4-g128-sym", "W4A16_AWQ", lambda: layouts.int4_by_modelopt),
+    modelopt("int4-awq", "qwen3_moe", None, "W4A16_AWQ", lambda: partial(layouts.int4_by_modelopt, scaled_inputs=True)),
     modelopt("fp8", "qwen3_moe", "checkpoint", "FP8", lambda: quantized.fp8(None, "weight_scale")),
-    modelopt("fp8-blocks", "mixtral", "checkpoint", "FP8_PB_WO", lambda: quantized.fp8_blocks_by_modelopt),
+    modelopt("fp8-blocks", "mixtral", "checkpoint", "FP8_PB_WO", lambda: layouts.fp8_blocks_by_modelopt),
     modelopt(
         "mixed",
         "qwen3_moe",
         "nvfp4",
         "MIXED_PRECISION",
-        lambda: {"experts": quantized.nvfp4_by_modelopt, "self_attn": quantized.fp8(None, "weight_scale")},
+        lambda: {"experts": layouts.nvfp4_by_modelopt, "self_attn": quantized.fp8(None, "weight_scale")},
     ),
     Case(
         "quark-mxfp4",
         "quark",
         "qwen3_moe",
         {"quant_method": "quark", "global_quant_config": {"weight": {"dtype": "fp4", "group_size": 32}}},
-        lambda: {"experts": quantized.mxfp4_by_quark, "self_attn": quantized.fp8(None, "weight_scale")},
+        lambda: {"experts": layouts.mxfp4_by_quark, "self_attn": quantized.fp8(None, "weight_scale")},
         "mxfp4",
         "Quark FP8 and MXFP4",
         torch.bfloat16,
     ),
-    mlx("4bit", "int4-g64", "4-bit", lambda: quantized.mlx(), bits=4, group_size=64),
-    mlx("4bit-g32", "int4-g32", "4-bit", lambda: quantized.mlx(4, 32), bits=4, group_size=32, dtype=torch.float16),
-    mlx("3bit", "int3", "3-bit", lambda: quantized.mlx(3), bits=3, group_size=64),
-    mlx("6bit", None, "6-bit", lambda: quantized.mlx(6), "int8-g32", bits=6, group_size=64),
-    mlx("8bit", None, "8-bit", lambda: quantized.mlx(8), "int8-g32", bits=8, group_size=64),
-    mlx("mxfp4", "mxfp4", "MXFP4", lambda: quantized.mlx_floats("mxfp4"), bits=4, group_size=32, mode="mxfp4"),
-    mlx("nvfp4", "nvfp4", "NVFP4", lambda: quantized.mlx_floats("nvfp4"), bits=4, group_size=16, mode="nvfp4"),
+    mlx("4bit", "int4-g64", "4-bit", lambda: layouts.mlx(), bits=4, group_size=64),
+    mlx("4bit-g32", "int4-g32", "4-bit", lambda: layouts.mlx(4, 32), bits=4, group_size=32, dtype=torch.float16),
+    mlx("3bit", "int3", "3-bit", lambda: layouts.mlx(3), bits=3, group_size=64),
+    mlx("6bit", None, "6-bit", lambda: layouts.mlx(6), "int8-g32", bits=6, group_size=64),
+    mlx("8bit", None, "8-bit", lambda: layouts.mlx(8), "int8-g32", bits=8, group_size=64),
+    mlx("mxfp4", "mxfp4", "MXFP4", lambda: layouts.mlx_floats("mxfp4"), bits=4, group_size=32, mode="mxfp4"),
+    mlx("nvfp4", "nvfp4", "NVFP4", lambda: layouts.mlx_floats("nvfp4"), bits=4, group_size=16, mode="nvfp4"),
     bnb("nf4-nested", "qwen3_moe", "nf4", "bitsandbytes 4-bit NF4"),
     bnb("nf4-128", "mixtral", "nf4", "bitsandbytes 4-bit NF4", nested=False, block=128),
     Case(

@@ -165,10 +165,7 @@ def test_a_state_that_would_not_decay_is_refused(tmp_path: Path) -> None:
     whole = Raw.of(make_gguf("nemotron_h", tmp_path)[1])
     at = whole.row("blk.0.ssm_a").offset
     whole.data = whole.data[:at] + bytes(4) + whole.data[at + 4 :]
-    with (
-        open_source(whole.write(tmp_path / "zero.gguf")) as source,
-        pytest.raises(ModelError, match="would not decay"),
-    ):
+    with open_source(whole.write(tmp_path / "zero.gguf")) as source, pytest.raises(ModelError, match="would not decay"):
         source.tensors.read("backbone.layers.0.mixer.A_log")
 
 

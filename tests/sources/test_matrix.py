@@ -17,7 +17,8 @@ from core.importing.sources import open_source
 from core.importing.sources.nvfp4 import Nvfp4Matrix
 from core.memory.codec import make_codec
 from core.memory.codec.coded import QuantizedTensor
-from tests.quantized import Written, nvfp4
+from tests.quantized import Written
+from tests.quantized_layouts import nvfp4
 from tests.selection import layered
 from tests.sources.case import Case
 from tests.sources.cases import CASES

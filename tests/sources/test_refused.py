@@ -16,7 +16,7 @@ from core.hf.files import check_model
 from core.hf.skeleton import meta_skeleton
 from core.importing.sources import open_source
 from core.settings.loading import LoadSpec
-from tests import quantized
+from tests import quantized, quantized_layouts
 from tests.conftest import Checkpoint
 from tests.gguf_writer.write import make_gguf
 from tests.hf import damage
@@ -234,13 +234,13 @@ DAMAGED: list[tuple[Callable[[], quantized.Writer], dict[str, Any], Callable[[Pa
         "quant_state cannot be read",
     ),
     (
-        lambda: quantized.packed_by_compressed_tensors(4, 64, True),
+        lambda: quantized_layouts.packed_by_compressed_tensors(4, 64, True),
         COMPRESSED,
         damage.without("weight_scale"),
         "lacks 'weight_scale'",
     ),
     (
-        lambda: quantized.packed_by_compressed_tensors(4, 64, True),
+        lambda: quantized_layouts.packed_by_compressed_tensors(4, 64, True),
         COMPRESSED,
         lambda p: settings(p, config_groups={"group_0": {"weights": {"num_bits": 3, "type": "int"}}}),
         "3 bits is not read, only of 4 and of 8",

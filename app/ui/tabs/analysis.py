@@ -92,11 +92,7 @@ class AnalysisTab:
     def _build_source(self) -> None:
         """What is replayed, and how much of it."""
         self.source = gr.Dropdown(
-            [],
-            label="Routing of",
-            filterable=False,
-            elem_id="whatif-source",
-            info="The recorded tokens to replay.",
+            [], label="Routing of", filterable=False, elem_id="whatif-source", info="The recorded tokens to replay."
         )
         with gr.Column(visible=False, elem_id="whatif-file") as self.file_group:
             self.path = gr.Textbox(

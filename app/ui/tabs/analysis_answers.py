@@ -13,7 +13,7 @@ from app.services.analysis.whatif import Table
 from app.services.host import Host
 from app.store import results
 from app.ui.best import BestLine
-from app.ui.controls import LIVE, download, drawn, html, plot, sortable
+from app.ui.controls import LIVE, answered, download, drawn, html, plot, sortable
 from app.ui.tabs import lab_views
 from app.ui.tabs.analysis_figures import budget_curve, compared
 from app.ui.tabs.analysis_views import EMPTY, budgets, legend, listing, nearest, summary
@@ -46,38 +46,21 @@ class WhatIfAnswer:
                 download("whatif.csv", "whatif")
             self.bars = plot("whatif-bars")
             self.table = sortable("whatif-table")
-        self.outputs = [
-            self.empty,
-            self.answer,
-            self.head,
-            self.best.line,
-            self.legend,
-            self.hits,
-            self.tpot,
-            self.budget,
-            self.bars,
-            self.table,
-        ]
+        top = [self.empty, self.answer, self.head, self.best.line, self.legend]
+        self.outputs = [*top, self.hits, self.tpot, self.budget, self.bars, self.table]
 
     def values(self, budget: int | None, dark: bool) -> list[Any]:
         """The last result, at `budget` if it was simulated."""
         table = self.analyst.table
         if table is None:
-            return [gr.update(visible=True), gr.update(visible=False), *[gr.skip()] * 8]
+            return answered(None, 8)
         offered = budgets(table)
         slots = budget if budget in [n for _, n in offered] else nearest(table, table.about.chosen[2])
         timed = table.resident_ms is not None
-        return [
-            gr.update(visible=False),
-            gr.update(visible=True),
-            summary(table),
-            self.best.value(),
-            legend(table, dark),
-            budget_curve(table, "hit_rate", dark),
-            gr.update(value=budget_curve(table, "tpot_ms", dark) if timed else None, visible=timed),
-            gr.update(choices=offered, value=slots),
-            *at_budget(table, slots, dark),
-        ]
+        curves = [budget_curve(table, "hit_rate", dark), drawn(budget_curve(table, "tpot_ms", dark) if timed else None)]
+        budget_menu = gr.update(choices=offered, value=slots)
+        head = [summary(table), self.best.value(), legend(table, dark)]
+        return answered([*head, *curves, budget_menu, *at_budget(table, slots, dark)], 8)
 
     def wire(self, news: gr.HTML) -> None:
         """Attach the events; `news` holds the page's colours."""
@@ -116,37 +99,22 @@ class LabAnswer:
                 self.bars = plot("lab-bars", min_width=320)
             download("predictors.csv", "lab")
             self.table = sortable("lab-table")
-        self.outputs = [
-            self.empty,
-            self.answer,
-            self.head,
-            self.best.line,
-            self.recall,
-            self.most,
-            self.worth,
-            self.bars,
-            self.table,
-        ]
+        top = [self.empty, self.answer, self.head, self.best.line]
+        self.outputs = [*top, self.recall, self.most, self.worth, self.bars, self.table]
 
     def values(self, dark: bool) -> list[Any]:
         """The last result."""
         lab = self.analyst.lab
         if lab is None:
-            return [gr.update(visible=True), gr.update(visible=False), *[gr.skip()] * 7]
+            return answered(None, 7)
         plots = [
             lab_views.recall_map(lab, dark),
             lab_views.recall_map(lab, dark, most=True),
             lab_views.worth(lab, dark),
             lab_views.bars(lab, dark),
         ]
-        return [
-            gr.update(visible=False),
-            gr.update(visible=True),
-            lab_views.summary(lab),
-            self.best.value(),
-            *map(drawn, plots),
-            lab_views.listing(lab),
-        ]
+        head = [lab_views.summary(lab), self.best.value()]
+        return answered([*head, *map(drawn, plots), lab_views.listing(lab)], 7)
 
 
 class SystemsAnswer:
@@ -163,11 +131,11 @@ class SystemsAnswer:
         """The newest result that can be read."""
         found = results.newest("systems")
         if found is None:
-            return [gr.update(visible=True), gr.update(visible=False), gr.skip(), gr.skip()]
+            return answered(None, 2)
         file, result = found
         head = (
             f"<div class='whatif-head'><p><span class='tag'>measured</span> {escape(str(result['date']))}, "
             f"{result['tokens']} tokens, {result['rounds']} rounds · {escape(str(result['device']))} · "
             f"{escape(file.name)}.</p></div>"
         )
-        return [gr.update(visible=False), gr.update(visible=True), head, tpot_over_budgets(result, dark)]
+        return answered([head, tpot_over_budgets(result, dark)], 2)

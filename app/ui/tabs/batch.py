@@ -10,7 +10,7 @@ from gradio.components import Component
 from app.server.v1.batch import ByEngine
 from app.services.batcher import MOST, BatchForm
 from app.services.host import Host
-from app.ui.controls import drawn, html, number, plot, whole
+from app.ui.controls import answered, drawn, html, number, plot, whole
 from app.ui.event_data import Renewed
 from app.ui.job_tab import JobTab
 from app.ui.news import Shown
@@ -104,15 +104,7 @@ class BatchTab:
         job = self.host.batcher.job
         head = self.tab.head(now, event, job, "Stopped. Press Answer the file again to go on.")
         ready = gr.update(interactive=self.host.models.model is not None)
-        if job is None or job.answered is None:
-            return [*head, gr.update(visible=True), gr.update(visible=False), *[gr.skip()] * 4, ready]
-        return [
-            *head,
-            gr.update(visible=False),
-            gr.update(visible=True),
-            views.cards(job),
-            drawn(views.plot(job, event.dark)),
-            views.latest(job),
-            views.about(job),
-            ready,
-        ]
+        parts = None
+        if job is not None and job.answered is not None:
+            parts = [views.cards(job), drawn(views.plot(job, event.dark)), views.latest(job), views.about(job)]
+        return [*head, *answered(parts, 4), ready]

@@ -55,11 +55,7 @@ def cards(job: BatchJob) -> str:
         found.append(card("Tokens an expert", f"{figures.uses_per_expert:.1f}", "nothing was copied"))
     if (scheduled := figures.scheduled) is not None:
         found.append(
-            card(
-                "Scheduler",
-                f"{scheduled.arrival:.1f} → {scheduled.chosen:.1f}",
-                f"experts, in {scheduled.ms:.2f} ms",
-            )
+            card("Scheduler", f"{scheduled.arrival:.1f} → {scheduled.chosen:.1f}", f"experts, in {scheduled.ms:.2f} ms")
         )
     return f"<div class='figures'>{''.join(found)}</div><p class='minor'>{EXPLAINED}</p>"
 

@@ -9,7 +9,7 @@ from gradio.components import Component
 
 from app.services.comparer import NOW, PLAIN, SidesQuestion
 from app.services.host import Host
-from app.ui.controls import LIVE, button, download, drawn, html, number, plot, whole
+from app.ui.controls import LIVE, answered, button, download, drawn, html, number, plot, whole
 from app.ui.event_data import Renewed
 from app.ui.job_tab import JobTab
 from app.ui.news import Shown
@@ -80,7 +80,7 @@ class BesideTab:
         head = self.tab.head(now, event, comparer.job, CANCELLED)
         sides = [gr.update(choices=comparer.choices())] * 2
         ready = gr.update(interactive=self.host.models.model is not None)
-        if (answer := comparer.answer) is None:
-            return [*head, *sides, gr.update(visible=True), gr.update(visible=False), *[gr.skip()] * 3, ready]
-        shown = [views.summary(answer), drawn(views.plot(answer, event.dark)), views.listing(answer)]
-        return [*head, *sides, gr.update(visible=False), gr.update(visible=True), *shown, ready]
+        parts = None
+        if (answer := comparer.answer) is not None:
+            parts = [views.summary(answer), drawn(views.plot(answer, event.dark)), views.listing(answer)]
+        return [*head, *sides, *answered(parts, 3), ready]

@@ -131,10 +131,7 @@ def list_lengths(profile: Profile, layer: int, rule: ListRule, alpha: float, dar
             marker=dict(color=colour),
             hovertemplate=f"{name}: %{{y:.1f}} % of experts have %{{x}} buddies<extra></extra>",
         )
-        for of, name, colour in (
-            (found, "all layers", quiet(dark)),
-            (found[layer], f"layer {layer}", accent(dark)),
-        )
+        for of, name, colour in ((found, "all layers", quiet(dark)), (found[layer], f"layer {layer}", accent(dark)))
     ]
     heading = f"Lengths of buddy lists at alpha {spoken(alphas)}"
     made = figure(traces, dark, heading, "buddies", "experts (%)", 340, **legend(dark))

@@ -112,9 +112,7 @@ class LibraryTab:
                 info="Empty: a new folder among your packs.",
             )
             self.download = gr.Checkbox(
-                label="Allow download",
-                elem_id="import-download",
-                info="Without it, nothing is requested from the hub.",
+                label="Allow download", elem_id="import-download", info="Without it, nothing is requested from the hub."
             )
             self.forecast = html(elem_id="import-forecast")
             self.failed = html(elem_id="import-alert")
@@ -145,11 +143,7 @@ class LibraryTab:
             *(
                 [gr.skip()] * 3
                 if confirmation is None
-                else [
-                    gr.update(visible=bool(confirmation) and deletable),
-                    confirmation,
-                    message,
-                ]
+                else [gr.update(visible=bool(confirmation) and deletable), confirmation, message]
             ),
         ]
 

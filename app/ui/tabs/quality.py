@@ -11,7 +11,7 @@ from app.services.analysis.best import of_quality
 from app.services.analysis.quality import MODES, QUESTIONS, RESIDENCIES, TOKENS, QualityForm
 from app.services.host import Host
 from app.ui.best import BestLine
-from app.ui.controls import ONCE, button, download, drawn, html, number, plot, sortable, whole
+from app.ui.controls import ONCE, answered, button, download, drawn, html, number, plot, sortable, whole
 from app.ui.event_data import Renewed
 from app.ui.job_tab import JobTab
 from app.ui.news import Shown
@@ -91,15 +91,8 @@ class QualityTab:
         cancelled = "Cancelled. Your settings are restored, and the results so far are shown."
         head = self.tab.head(now, event, self.host.evaluator.job, cancelled)
         ready = gr.update(interactive=self.host.models.model is not None)
-        if answer is None:
-            return [*head, gr.update(visible=True), gr.update(visible=False), *[gr.skip()] * 4, ready]
-        return [
-            *head,
-            gr.update(visible=False),
-            gr.update(visible=True),
-            views.summary(answer),
-            self.best.value(),
-            drawn(views.plot(answer, event.dark)),
-            views.listing(answer),
-            ready,
-        ]
+        parts = None
+        if answer is not None:
+            plot = drawn(views.plot(answer, event.dark))
+            parts = [views.summary(answer), self.best.value(), plot, views.listing(answer)]
+        return [*head, *answered(parts, 4), ready]

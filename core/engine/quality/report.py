@@ -26,11 +26,6 @@ class Quality:
     note: str = ""  # why there are no figures, as part of a line; "" = there are figures
 
     @property
-    def rate(self) -> float:
-        """Share of assignments changed."""
-        return self.changed / self.assignments if self.assignments else 0.0
-
-    @property
     def agreed(self) -> Share | None:
         """The agreement with its interval; None where it is not available."""
         return agreed(self.agreement, self.scored)

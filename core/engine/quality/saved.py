@@ -68,10 +68,7 @@ class Shadow:
         pools = {pool.part.start: pool for pool in map(cache.pool, range(cache.layers))}
         capacities = [pool.capacity for pool in pools.values()]
         self._core = CacheCore(
-            cache.layers,
-            cache.experts,
-            cache.make_policy,
-            numbered_pools(cache.layers * cache.experts, capacities),
+            cache.layers, cache.experts, cache.make_policy, numbered_pools(cache.layers * cache.experts, capacities)
         )
         self._core.transit = list(range(cache.transit))
 

@@ -32,7 +32,7 @@ ADAPTERS: dict[str, Callable[[nn.Module], None]] = {  # by transformers' class o
     "PhimoeRotaryEmbedding": adapt_phimoe_rotary,
 }
 UNFIT: dict[str, str] = {  # unsupported classes and the reason
-    "DogeCDMoE": "its experts are single rows of two tables, smaller than any transfer would be worth",
+    "DogeCDMoE": "its experts are single rows of two tables, smaller than any transfer would be worth"
 }
 
 

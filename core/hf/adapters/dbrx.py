@@ -6,7 +6,7 @@ import torch
 from torch import nn
 from transformers.core_model_loading import Concatenate, Transpose, WeightConverter
 
-from core.hf.expert_attributes import already_adapted, override_methods, set_expert_attributes
+from core.hf.expert_attributes import already_adapted, override_methods, route_and_compute, set_expert_attributes
 
 OFF = 1e-6  # the down matrix is stored transposed, like gate and up: products of few rows round differently
 
@@ -35,7 +35,7 @@ def adapt_dbrx(block: Any) -> None:
     router = block.router
     router.top_k, router.norm = block.top_k, block.moe_normalize_expert_weights
     override_methods(router, forward=_router(type(router).forward))
-    override_methods(block, forward=_block)
+    override_methods(block, forward=route_and_compute)
 
 
 def _router(scores_of: Any) -> Any:
@@ -48,9 +48,3 @@ def _router(scores_of: Any) -> Any:
         return logits, weights, ids
 
     return forward
-
-
-def _block(self: Any, hidden_states: torch.Tensor) -> torch.Tensor:
-    _, weights, ids = self.router(hidden_states)
-    states = hidden_states.reshape(-1, hidden_states.shape[-1])
-    return self.experts(states, ids, weights).view(hidden_states.shape)  # type: ignore[no-any-return]

@@ -10,7 +10,7 @@ import transformers
 from torch import nn
 from transformers.core_model_loading import MergeModulelist, WeightConverter
 
-from core.hf.expert_attributes import already_adapted, override_methods, set_expert_attributes
+from core.hf.expert_attributes import already_adapted, override_methods, route_and_compute, set_expert_attributes
 
 UNLIMITED = transformers.__version__.startswith("5.17.")
 SHARES = "_moestro_shares"  # on a router: how many of a pass's tokens are of each sequence; absent: all are of one
@@ -38,7 +38,7 @@ def adapt_switch(block: Any) -> None:
     )
     router.top_k = 1
     override_methods(router, forward=_route)
-    override_methods(block, forward=_block)
+    override_methods(block, forward=route_and_compute)
     block.experts = experts
 
 
@@ -60,9 +60,3 @@ def _taken(ids: torch.Tensor, experts: int, most: int) -> torch.Tensor:
     """[T, 1] whether each of one sequence's tokens is among the first that its expert takes."""
     before = nn.functional.one_hot(ids[:, 0], experts).cumsum(0)
     return before.gather(1, ids) <= most
-
-
-def _block(self: Any, hidden_states: torch.Tensor) -> torch.Tensor:
-    _, weights, ids = self.router(hidden_states)
-    states = hidden_states.reshape(-1, hidden_states.shape[-1])
-    return self.experts(states, ids, weights).view(hidden_states.shape)  # type: ignore[no-any-return]

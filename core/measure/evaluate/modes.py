@@ -108,10 +108,7 @@ def _heaviest() -> Iterable[Mode]:
     help_ = "The same, but rho is spent on the experts of most gate weight first."
     yield Mode("buddy_rho1_heaviest", "Buddies, rho 1, heaviest", help_, {**settings, **of_rho1})
     yield Mode(
-        "buddy_rho1_tae_heaviest",
-        "Buddies, rho 1, TAE, heaviest",
-        help_,
-        {**settings, **of_rho1, "gate": "percentile"},
+        "buddy_rho1_tae_heaviest", "Buddies, rho 1, TAE, heaviest", help_, {**settings, **of_rho1, "gate": "percentile"}
     )
     yield Mode("buddy_rho2_heaviest", "Buddies, rho 2, heaviest", help_, {**settings, **of_rho1, "rho": 2})
     yield Mode("drop_rho1_heaviest", "Drop, rho 1, heaviest", help_, {**_DROPPED, **of_rho1})
@@ -184,12 +181,7 @@ PLAIN: tuple[Mode, ...] = (
         "execute_prompts",
         "Execute: default vectors, true weights, prompts too",
         "As with the true weights, and prompts are read with what was predicted, too.",
-        {
-            "predictor": "default_vectors",
-            "execute": "always",
-            "execute_weights": "true",
-            "execute_prefill": True,
-        },
+        {"predictor": "default_vectors", "execute": "always", "execute_weights": "true", "execute_prefill": True},
     ),
 )
 

@@ -189,7 +189,12 @@ class Base:
         self.weights = [n for n, s in specs.items() if s.is_weight]
         self.biases = [n for n, s in specs.items() if not s.is_weight]
         self._whole: tuple[Base, Segments] | None = None
-        self.lay_out({}, {})
+        self.blob_layout, self.slot_layout = map(Layout.of, self.fields())
+        self.verbatim = self.blob_layout == self.slot_layout
+
+    def fields(self) -> tuple[Entries, Entries]:
+        """What blobs and slots hold."""
+        raise NotImplementedError
 
     def be_block(self, whole: Base, cutter: Segments) -> None:
         """What this codec describes is a block of the experts that `whole` encodes."""
@@ -227,11 +232,6 @@ class Base:
     def encode_whole(self, parts: Mapping[str, torch.Tensor | QuantizedTensor]) -> torch.Tensor:
         """Encode parts of the shapes that this codec was made for."""
         raise NotImplementedError
-
-    def lay_out(self, blob: Entries, slot: Entries) -> None:
-        """Set the layouts of blobs and slots."""
-        self.blob_layout, self.slot_layout = Layout.of(blob), Layout.of(slot)
-        self.verbatim = self.blob_layout == self.slot_layout
 
     def out_in(self, part: str) -> tuple[int, int]:
         """(out, in) features of a matrix, independent of how the model stores it."""

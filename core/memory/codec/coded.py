@@ -52,11 +52,7 @@ def scales(scale: torch.Tensor) -> torch.Tensor:
 
 
 def dequantize(
-    format: Format,
-    codes: torch.Tensor,
-    scale: torch.Tensor,
-    zero: torch.Tensor | None,
-    row: torch.Tensor | None = None,
+    format: Format, codes: torch.Tensor, scale: torch.Tensor, zero: torch.Tensor | None, row: torch.Tensor | None = None
 ) -> torch.Tensor:
     """Codes [..., out, in], scale and zero [..., out, in / group] (row formats: [..., out]), row [..., out, 1] ->
     [..., out, in] fp32."""

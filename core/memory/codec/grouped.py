@@ -8,10 +8,10 @@ from collections.abc import Mapping
 import torch
 
 from core.errors import ModelError
-from core.memory.codec.base import Base, Entries, PartSpec, SlotParts
+from core.memory.codec.base import Base, Entries, SlotParts
 from core.memory.codec.bits import PLANES, pack, unpack
 from core.memory.codec.coded import QuantizedTensor, dequantize
-from core.memory.codec.formats import FORMATS, Format, Numbers
+from core.memory.codec.formats import FORMATS
 from core.memory.codec.quantize import CHUNK, QuantizedMatrix, quantize
 
 STEP = 256  # rows dequantised at a time on a CPU: fits in its cache
@@ -22,20 +22,11 @@ CHUNK_BYTES = 24  # of temporary memory for a weight, at most
 class Grouped(Base):
     """Of a matrix [out, in] (however the model stores it) slots and blobs hold (q, [q1,] scale[, zero][, row])."""
 
-    def __init__(
-        self,
-        format: Format,
-        specs: Mapping[str, PartSpec],
-        dtype: torch.dtype,
-        device: torch.device,
-        is_transposed: bool,
-        numbers: Numbers,
-    ) -> None:
-        super().__init__(format, specs, dtype, device, is_transposed, numbers)
-        fields = {n: (numbers.weight, self.specs[n].shape) for n in self.biases}
+    def fields(self) -> tuple[Entries, Entries]:
+        fields: Entries = {n: (self.numbers.weight, self.specs[n].shape) for n in self.biases}
         for part in self.weights:
             fields |= self._fields(part)
-        self.lay_out(fields, fields | {n: (self.dtype, self.specs[n].shape) for n in self.biases})
+        return fields, fields | {n: (self.dtype, self.specs[n].shape) for n in self.biases}
 
     def _fields(self, part: str) -> Entries:
         (out, columns), group = self.out_in(part), self.format.group

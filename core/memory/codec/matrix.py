@@ -30,17 +30,17 @@ class Matrix(NamedTuple):
     zero: Part | None
     bias: Part | None  # in the compute dtype
     row: Part | None = None  # scales of rows, beside those of groups
-    cuts: int = 1  # slots that it is in
+    blocks: int = 1  # of an expert, each in a slot of its own, that it is in
 
     @property
     def own(self) -> int:
         """Inputs in one slot."""
-        return self.inputs // self.cuts
+        return self.inputs // self.blocks
 
     @property
     def share(self) -> "Matrix":
         """What one slot has of it."""
-        return self._replace(inputs=self.own, cuts=1)
+        return self._replace(inputs=self.own, blocks=1)
 
     @property
     def row_scale(self) -> Part | None:

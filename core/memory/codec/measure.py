@@ -23,18 +23,11 @@ Linear = Callable[[SlotParts, str, torch.Tensor], torch.Tensor]
 ROWS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128)
 
 
-def random_expert(hidden: int, inner: int, seed: int = 0, freedom: int = 0) -> dict[str, torch.Tensor]:
-    """Weights of one gated expert, fp32: gate_up_proj [2 * inner, hidden], down_proj [hidden, inner].
-
-    Normally distributed, or with `freedom` like Student's t: heavy-tailed, as trained weights are.
-    """
-    rng = torch.Generator().manual_seed(seed)
-
-    def weights(*shape: int) -> torch.Tensor:
-        wide = sum((torch.randn(shape, generator=rng).square_() for _ in range(freedom)), torch.zeros(()))
-        return torch.randn(shape, generator=rng).mul_(0.02) / ((wide / freedom).sqrt() if freedom else 1.0)
-
-    return {"gate_up_proj": weights(2 * inner, hidden), "down_proj": weights(hidden, inner)}
+def random_expert(hidden: int, inner: int) -> dict[str, torch.Tensor]:
+    """Weights of one gated expert, fp32, normally distributed: gate_up_proj [2 * inner, hidden], down_proj [hidden,
+    inner]."""
+    rng, shapes = torch.Generator().manual_seed(0), {"gate_up_proj": (2 * inner, hidden), "down_proj": (hidden, inner)}
+    return {name: torch.randn(shape, generator=rng).mul_(0.02) for name, shape in shapes.items()}
 
 
 def specs_of(parts: Mapping[str, torch.Tensor]) -> dict[str, PartSpec]:
@@ -55,9 +48,9 @@ def ffn(linear: Linear, parts: SlotParts, x: torch.Tensor) -> torch.Tensor:
     return linear(parts, "down_proj", F.silu(gate) * up)
 
 
-def ffn_error(codec: Codec, parts: Mapping[str, torch.Tensor], rows: int = 16) -> float:
+def ffn_error(codec: Codec, parts: Mapping[str, torch.Tensor]) -> float:
     """Relative error (Frobenius norm) of the format's output against fp32 with the given weights [out, in]."""
-    x = torch.randn(rows, parts["down_proj"].shape[0], generator=torch.Generator().manual_seed(1)).to(codec.dtype)
+    x = torch.randn(16, parts["down_proj"].shape[0], generator=torch.Generator().manual_seed(1)).to(codec.dtype)
     gate, up = (x.float() @ parts["gate_up_proj"].t()).chunk(2, -1)
     reference = (F.silu(gate) * up) @ parts["down_proj"].t()
     y = ffn(codec.linear, fill(codec, parts), x.to(codec.device)).cpu().float()

@@ -5,9 +5,8 @@ from collections.abc import Mapping
 
 import torch
 
-from core.memory.codec.base import Base, LinearWay, PartSpec, SlotParts
+from core.memory.codec.base import Base, Entries, LinearWay, SlotParts
 from core.memory.codec.coded import QuantizedTensor
-from core.memory.codec.formats import Format, Numbers
 from core.memory.codec.kernel_choice import kind
 from core.memory.codec.matrix import matrix
 from core.memory.codec.native.choice import TILES, TORCH, Choice, choice_of
@@ -18,19 +17,9 @@ from core.system.native import openmp
 class Plain(Base):
     """`linear` runs the same matrix product that transformers' grouped_mm runs per expert on a CPU: bit-identical."""
 
-    def __init__(
-        self,
-        format: Format,
-        specs: Mapping[str, PartSpec],
-        dtype: torch.dtype,
-        device: torch.device,
-        is_transposed: bool,
-        numbers: Numbers,
-    ) -> None:
-        super().__init__(format, specs, dtype, device, is_transposed, numbers)
-        self.lay_out(
-            {n: (numbers.weight, s.shape) for n, s in specs.items()}, {n: (dtype, s.shape) for n, s in specs.items()}
-        )
+    def fields(self) -> tuple[Entries, Entries]:
+        blob: Entries = {name: (self.numbers.weight, spec.shape) for name, spec in self.specs.items()}
+        return blob, {name: (self.dtype, shape) for name, (_, shape) in blob.items()}
 
     def encode_whole(self, parts: Mapping[str, torch.Tensor | QuantizedTensor]) -> torch.Tensor:
         blob, views = self.begin_blob(parts)

@@ -77,8 +77,7 @@ class TokenScheduler:
         self,
         seed: Seed = 0,
         rounds: Annotated[
-            int,
-            Param("Rounds of clustering, and then exchanges, at most.", title="Rounds", low=1, high=100, step=1),
+            int, Param("Rounds of clustering, and then exchanges, at most.", title="Rounds", low=1, high=100, step=1)
         ] = 8,
     ) -> None:
         self._draw, self._rounds = random.Random(seed), rounds

@@ -22,11 +22,7 @@ class AllNext(Predictor):
 
     batches: ClassVar[bool] = True
 
-    def __init__(
-        self,
-        width: Width = 0,
-        distance: Distance = 0,
-    ) -> None:
+    def __init__(self, width: Width = 0, distance: Distance = 0) -> None:
         self._width, self._distance = width, distance or 1
         self._tally: ExpertUse | None = None
 

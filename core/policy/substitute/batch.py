@@ -71,13 +71,7 @@ def open_board(ask: Ask, gates: Gates) -> Board:
         why.masked_fill_(shielded, int(Why.PROTECTED))
         free &= ~shielded
     return Board(
-        ask.ids.clone(),
-        action,
-        why,
-        free,
-        delta,
-        tae.float(),
-        [at for at, count in enumerate(columns) if count],
+        ask.ids.clone(), action, why, free, delta, tae.float(), [at for at, count in enumerate(columns) if count]
     )
 
 

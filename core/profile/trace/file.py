@@ -87,10 +87,7 @@ class TraceWriter:
         self._file.write(MAGIC + json.dumps(head.stated).encode() + b"\n")
 
     def add(
-        self,
-        step: StepRecord,
-        tok: npt.NDArray[Any] | None = None,
-        weights: npt.NDArray[Any] | None = None,
+        self, step: StepRecord, tok: npt.NDArray[Any] | None = None, weights: npt.NDArray[Any] | None = None
     ) -> None:
         """Adds one forward pass. `tok` [tokens], else the step's own; `weights` [layers, tokens, k]. A pass recorded
         without its routing (telemetry off) is left out. Distributions and predictions are the step's, if the file

@@ -32,12 +32,7 @@ class Builder:
     """Builds the steps of one kind of pass over a model: `built` is the result."""
 
     def __init__(
-        self,
-        form: Form,
-        kernels: ExpertKernels,
-        memory: Memory,
-        texts: Sequence[Text],
-        plan: RouterPlan | None = None,
+        self, form: Form, kernels: ExpertKernels, memory: Memory, texts: Sequence[Text], plan: RouterPlan | None = None
     ) -> None:
         """`plan`, for one row: other routers are asked about each layer's state, and their experts looked up, too."""
         self._form, self._kernels, self._memory, self._plan = form, kernels, memory, plan

@@ -38,7 +38,7 @@ class ExpertKernels:
         """Raises ModelError, with the reason, where there are no kernels for such experts here."""
         up, down = matrices(codec, "gate_up_proj" if experts.has_gate else "up_proj")
         self.up, self.down = CanonicalProducts(up, FP32), CanonicalProducts(down, FP32)
-        self.inner, self.hidden, self.blocks = down.inputs, down.outputs, down.cuts
+        self.inner, self.hidden, self.blocks = down.inputs, down.outputs, down.blocks
         self.gate = gate_of(experts, down.own)
         self._gate = gate.kernel(self.gate)
         self._biases = [None if one.bias is None else bias.kernel(_bias(one)) for one in (up, down)]
@@ -186,7 +186,7 @@ def matrices(codec: Codec, up: str) -> tuple[Matrix, Matrix]:
     if codec.device.type != "cpu":
         raise ModelError("the fast arithmetic computes on a CPU")
     first, second = matrix(codec, up), matrix(codec, "down_proj")
-    second = second._replace(inputs=second.inputs * codec.blocks, cuts=codec.blocks)
+    second = second._replace(inputs=second.inputs * codec.blocks, blocks=codec.blocks)
     biases = sum(one.bias is not None for one in (first, second))
     if not (serves(first) and serves(second)) or biases != len(codec.biases):
         raise ModelError("the fast arithmetic has no kernels for experts of this form")
@@ -196,7 +196,7 @@ def matrices(codec: Codec, up: str) -> tuple[Matrix, Matrix]:
 def _bias(of: Matrix) -> bias.Bias:
     """The bias of a matrix, in its first slot."""
     assert of.bias is not None
-    return bias.Bias(of.outputs, of.bias.dtype, of.bias.at, of.cuts)
+    return bias.Bias(of.outputs, of.bias.dtype, of.bias.at, of.blocks)
 
 
 def gate_of(experts: Any, inner: int) -> gate.Gate:

@@ -20,6 +20,7 @@ from core.settings.loading import LoadSpec
 from core.settings.sampling import Sampling
 from tests.checkpoints import make_checkpoint
 from tests.engine.quality.conftest import DROPPING, PROMPT, by_hand, kept_of, load, say
+from tests.loaded import in_layers
 from tests.tiny_tokenizer import save_tokenizer
 
 WAIT_S = 20.0
@@ -133,11 +134,8 @@ def held_in_layer(engine: Engine, layer: int, until: threading.Event) -> Iterato
             there.set()
             assert until.wait(WAIT_S)
 
-    hook = engine.loaded.sites[layer].module.register_forward_pre_hook(stand)
-    try:
+    with engine.loaded.sites[layer].module.register_forward_pre_hook(stand):
         yield there
-    finally:
-        hook.remove()
 
 
 def test_a_new_answer_takes_the_model_from_an_audit(engine: Engine, reference: Any) -> None:
@@ -146,11 +144,7 @@ def test_a_new_answer_takes_the_model_from_an_audit(engine: Engine, reference: A
     results: list[Quality | None] = []
     layers: list[int] = []
     go_on = threading.Event()
-    hooks = [
-        site.module.register_forward_pre_hook(lambda *_, at=site.index: layers.append(at))
-        for site in engine.loaded.sites
-    ]
-    with held_in_layer(engine, 1, go_on) as there:
+    with in_layers(engine, layers.append), held_in_layer(engine, 1, go_on) as there:
         thread = threading.Thread(target=lambda: results.append(engine.audit()))
         thread.start()
         assert there.wait(WAIT_S)
@@ -163,8 +157,6 @@ def test_a_new_answer_takes_the_model_from_an_audit(engine: Engine, reference: A
         go_on.set()
         thread.join(WAIT_S)
         asker.join(WAIT_S)
-    for hook in hooks:
-        hook.remove()
     assert results == [None]
     assert layers[:3] == [0, 1, 0], "the audit went on to another layer"
     assert len(answers[0][0]) == 5

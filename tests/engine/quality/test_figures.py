@@ -67,7 +67,7 @@ def of(
 def test_several_answers_are_weighed_by_their_tokens() -> None:
     assert together([]) is None
     both = together([of(1, 30, 10, 0.1, 1.0, 2.0, 4.0), of(2, 10, 30, 0.5, 0.5, 32.0, 8.0)])
-    assert (both.answer, both.tokens, both.scored, both.changed, both.rate) == (2, 40, 40, 40, 0.2)
+    assert (both.answer, both.tokens, both.scored, both.changed, both.assignments) == (2, 40, 40, 40, 200)
     assert both.kl == pytest.approx(0.4)
     assert both.kl_most == 0.5
     assert both.agreement == pytest.approx(0.625)

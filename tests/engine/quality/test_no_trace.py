@@ -7,13 +7,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch.profiler import ProfilerActivity, profile
 
 from core.engine import Engine
 from core.settings.config import Settings
 from core.settings.loading import LoadSpec
 from core.types import StepRecord
 from tests.checkpoints import make_checkpoint
+from tests.engine.allocated import peak_bytes
 from tests.engine.quality.conftest import DROPPING, load, say
 from tests.selection import layered
 from tests.tiny_tokenizer import save_tokenizer
@@ -127,17 +127,6 @@ def test_a_broken_off_audit_leaves_a_whole_cache(engine: Engine) -> None:
         inside = [eid for eid in before["residents"] if pool.part.start <= eid < pool.part.stop]
         left = sorted(score[eid] for eid in inside if eid in gone)
         assert left == sorted(score[inside])[: len(left)], "one left that the policy would have kept longer"
-
-
-def peak_bytes(run: Any) -> int:
-    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as recorded:
-        run()
-    events = [e for e in recorded.profiler.kineto_results.events() if e.name() == "[memory]"]
-    now = peak = 0
-    for event in sorted(events, key=lambda e: e.start_ns()):
-        now += event.nbytes()
-        peak = max(peak, now)
-    return peak
 
 
 def test_an_audit_stays_within_the_workspace(tmp_path: Path) -> None:

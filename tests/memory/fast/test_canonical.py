@@ -144,8 +144,8 @@ def cut(
     random = torch.Generator().manual_seed(inner)
     slot = whole.encode({name: torch.randn(spec.shape, generator=random).bfloat16() for name, spec in specs.items()})
     assert isinstance(whole, Base) and isinstance(block, Base)
-    one = matrix(block, "down_proj")
-    return matrix(whole, "down_proj"), slot, one._replace(inputs=inner, cuts=parts), segments.cut(slot).view(parts, -1)
+    one = matrix(block, "down_proj")._replace(inputs=inner, blocks=parts)
+    return matrix(whole, "down_proj"), slot, one, segments.cut(slot).view(parts, -1)
 
 
 @needs_kernels

@@ -220,11 +220,7 @@ def gate(x: Floats, *, activation: str, interleaved: bool, slope: float, limit: 
 
 
 def combine(
-    experts: Floats,
-    pairs: npt.NDArray[np.int64],
-    weights: Floats,
-    shared: Floats | None,
-    shared_gate: Floats | None,
+    experts: Floats, pairs: npt.NDArray[np.int64], weights: Floats, shared: Floats | None, shared_gate: Floats | None
 ) -> Floats:
     """experts [n, width], pairs and weights [tokens, chosen], shared [tokens, width], shared_gate [tokens]."""
     out = np.zeros((len(pairs), experts.shape[-1]), np.float32)

@@ -49,11 +49,7 @@ class Rows:
         self.sinks = drawn(seed + 3, spec.query_heads)
         self.out = torch.empty(len(positions), spec.query_heads, spec.values)
 
-    def compute(
-        self,
-        splits: list[int] | tuple[int, ...] = (),
-        window: int = NO_WINDOW,
-    ) -> torch.Tensor:
+    def compute(self, splits: list[int] | tuple[int, ...] = (), window: int = NO_WINDOW) -> torch.Tensor:
         size, rows = self.spec.cache.itemsize, len(self.positions)
         call(
             kernel(self.spec),

@@ -108,13 +108,7 @@ def _multiply_columns(code: Code, matrix: Matrix, out: torch.dtype, given: Given
 
 
 def _columns(
-    code: Code,
-    matrix: Matrix,
-    begin: str,
-    vectors: list[tuple[int, int]],
-    given: Given,
-    state: str,
-    dtype: torch.dtype,
+    code: Code, matrix: Matrix, begin: str, vectors: list[tuple[int, int]], given: Given, state: str, dtype: torch.dtype
 ) -> None:
     """Vectors (first, count) of columns from `begin` on times a row of x. The inputs of some lanes are read before
     those of the next: each line of memory is read once, and sums stay in registers."""
@@ -144,7 +138,7 @@ def _columns(
     for start in range(0, LANES, AT_ONCE):
         lanes = range(start, start + AT_ONCE)
         found = [ZERO] * (AT_ONCE * len(vectors))
-        for slot in range(matrix.cuts):
+        for slot in range(matrix.blocks):
             with code.loop(0, own // LANES, 1, [(FLOATS, total) for total in found]) as each:
                 each.next = step(slot, code.times(each.index, LANES), lanes, each.values)
             found = step(slot, own - rest, lanes, each.values) if rest else each.values

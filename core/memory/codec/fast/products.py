@@ -33,7 +33,8 @@ NUMBERED = 1 << 16  # rows of x that are multiplied at once, at most
 
 def serves(matrix: Matrix) -> bool:
     """Whether this machine has kernels for a matrix, each of whose slots must have whole blocks."""
-    return bool(widths()) and not (matrix.bits and matrix.inputs % 32 or matrix.cuts > 1 and matrix.own % _size(matrix))
+    partial = matrix.bits and matrix.inputs % 32 or matrix.blocks > 1 and matrix.own % _size(matrix)
+    return bool(widths()) and not partial
 
 
 class CanonicalProducts:
@@ -98,7 +99,7 @@ class CanonicalProducts:
     def choose(self, threads: int) -> None:
         """Time both ways on this machine, unless that is known."""
         if self.matrix.bits and self._row_bytes * self.matrix.outputs >= WORTH_IT:
-            whole = self.matrix._replace(cuts=1)
+            whole = self.matrix._replace(blocks=1)
             slot, x = torch.zeros(_slot_bytes(whole), dtype=torch.uint8), torch.ones(LONGEST, whole.inputs)
             ways = {
                 ROWS: CanonicalProducts(whole, torch.float32, tiled=LONGEST + 1),
@@ -190,7 +191,7 @@ def _prepared_bytes(matrix: Matrix) -> int:
 def _inputs_of(matrix: Matrix) -> Matrix:
     """What the kernel that prepares a row of x depends on."""
     codes, high = matrix.codes._replace(at=0), matrix.high and matrix.high._replace(at=0)
-    return matrix._replace(outputs=0, codes=codes, high=high, scale=None, zero=None, bias=None, row=None, cuts=1)
+    return matrix._replace(outputs=0, codes=codes, high=high, scale=None, zero=None, bias=None, row=None, blocks=1)
 
 
 def _kernel_of(matrix: Matrix) -> Matrix:
@@ -248,8 +249,8 @@ def _multiply(matrix: Matrix, out: torch.dtype) -> int:
         one, part = (every.let(f"{name} i64 {unit.index}, {parts}") for name in ("udiv", "urem"))
         first = every.let(f"mul i64 {part}, {some}")
         last = every.least(every.add(first, some), outputs)
-        slot = every.at(slots, one, 8 * matrix.cuts)  # where the addresses of its slots are
-        if matrix.cuts == 1:
+        slot = every.at(slots, one, 8 * matrix.blocks)  # where the addresses of its slots are
+        if matrix.blocks == 1:
             slot = every.load("ptr", slot, 8)
         header = every.at(headers, one, 8 * GIVEN)
         with every.loop(0, every.least(every.load("i64", every.at(header, 8 * COUNT), 8), 1)):  # of no row, nothing

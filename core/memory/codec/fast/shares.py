@@ -9,9 +9,9 @@ from core.system.native.ir import Code
 
 def slots_of(code: Code, matrix: Matrix) -> list[str]:
     """The addresses of a matrix's slots: %slot, or, where there are several, those that are stored there."""
-    if matrix.cuts == 1:
+    if matrix.blocks == 1:
         return ["%slot"]
-    return [code.load("ptr", code.at("%slot", 8 * i), 8) for i in range(matrix.cuts)]
+    return [code.load("ptr", code.at("%slot", 8 * i), 8) for i in range(matrix.blocks)]
 
 
 @dataclass(frozen=True, slots=True)

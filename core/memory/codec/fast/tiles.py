@@ -141,7 +141,7 @@ class _Tiles:
             firsts = [code.least(code.add(each.index, side * LANES), last) for side in range(SIDES)]
             for first, rows in zip(firsts, self._rows, strict=True):
                 for i, slot in enumerate(self._slots):
-                    block = i * (blocks.count // matrix.cuts)
+                    block = i * (blocks.count // matrix.blocks)
                     code.do(f"call void @{unpack}(ptr {slot}, ptr {rows}, i64 {first}, i64 {block})")
             done = "0"
             for states in STATES:

@@ -101,12 +101,7 @@ class DriverLauncher:
     """
 
     def __init__(
-        self,
-        driver: CudaDriver,
-        index: int,
-        capability: int,
-        stream: Callable[[int], int],
-        build: Build = build,
+        self, driver: CudaDriver, index: int, capability: int, stream: Callable[[int], int], build: Build = build
     ) -> None:
         """`index` = the device's, `capability` = 10 * major + minor, `stream(index)` = the handle of the stream that
         launches go to. Raises DriverError."""

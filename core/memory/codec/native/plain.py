@@ -41,11 +41,7 @@ class PlainKernels:
 
     def __init__(self, matrix: Matrix, width: int) -> None:
         stored = matrix.codes.dtype
-        made = compiled(
-            _prepare(matrix.inputs, stored, width // 4),
-            _product("one", matrix, width // 4),
-            width=width,
-        )
+        made = compiled(_prepare(matrix.inputs, stored, width // 4), _product("one", matrix, width // 4), width=width)
         self.prepare, self.one = (address(made[name]) for name in ("prepare", "one"))
         self._matrix, self._width, self.state_bytes = matrix, width, _state_bytes(matrix)
         self.many = functools.lru_cache(maxsize=None)(self._many)

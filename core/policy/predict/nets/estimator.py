@@ -101,13 +101,7 @@ def train(
             return functional.kl_div(net(inputs, layer).log_softmax(-1), probs, reduction="batchmean")
 
         done = descend(
-            net,
-            epochs * each,
-            loss_of,
-            "Training the estimator",
-            rate=rate,
-            progress=progress,
-            cancel=cancel,
+            net, epochs * each, loss_of, "Training the estimator", rate=rate, progress=progress, cancel=cancel
         )
     return None if done is None else net
 

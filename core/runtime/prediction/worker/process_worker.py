@@ -29,10 +29,7 @@ class ProcessWorker:
     """
 
     def __init__(
-        self,
-        task: WorkerTask,
-        work: Callable[..., object] = main.serve,
-        on_answer: Callable[[], None] = lambda: None,
+        self, task: WorkerTask, work: Callable[..., object] = main.serve, on_answer: Callable[[], None] = lambda: None
     ) -> None:
         memory = RawArray(ctypes.c_byte, SIZE)
         self._signs, self._messages, self._answers = parts(memory)

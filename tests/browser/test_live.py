@@ -8,13 +8,15 @@ from PIL import Image
 from core.settings.registry import variants
 from tests.browser.dashboard import Dashboard
 
-CANVASES = ("residency", "tpot", "link", "pairs", "layers")
+CANVASES = {"residency": "", "tpot": "", "link": "", "pairs": "Co-activation", "layers": "Layers"}  # with their panels
 
 
 def test_every_panel_draws_and_explains_itself_on_hover(dashboard: Dashboard) -> None:
     dashboard.ask("Draw").streaming(80)
     dashboard.stop()
-    for name in CANVASES:
+    for name, panel in CANVASES.items():
+        if panel:
+            dashboard.panel(panel)
         canvas = dashboard.page.locator(f".deck canvas[data-c={name}]")
         canvas.scroll_into_view_if_needed()
         colours = canvas.evaluate(
@@ -23,7 +25,7 @@ def test_every_panel_draws_and_explains_itself_on_hover(dashboard: Dashboard) ->
         )
         assert colours > 3, name
         box = canvas.bounding_box()
-        canvas.hover(position={"x": 50, "y": box["height"] / 3})
+        canvas.hover(position={"x": 60, "y": box["height"] / 3})
         dashboard.page.wait_for_selector(".deck-tip", state="visible")
         assert len(dashboard.text(".deck-tip")) > 8
     dashboard.page.mouse.move(2, 2)
@@ -196,6 +198,7 @@ def test_it_compares_while_chatting_and_one_click_applies_the_best(dashboard: Da
     page = dashboard.page
     dashboard.choose("set-eviction", "None (on demand)")  # whatever else is better ...
     dashboard.choose("set-predictor", "Previous token")  # ... without what prefetching adds
+    dashboard.panel("Policies")
     dashboard.ask("Compare").streaming(20)
     _state(dashboard, "ready")
     told = dashboard.text("[data-k=regret-text]")
@@ -237,11 +240,13 @@ def test_it_compares_while_chatting_and_one_click_applies_the_best(dashboard: Da
 @pytest.mark.long(0.1)
 def test_the_switch_removes_it_and_brings_it_back(dashboard: Dashboard) -> None:
     page = dashboard.page
+    dashboard.panel("Policies")
     page.wait_for_selector("[data-k=regret]", state="visible")
     dashboard.advanced()
     page.locator("#set-regret input").uncheck()
     _state(dashboard, "off")
     page.wait_for_selector("[data-k=regret]", state="hidden")
+    page.wait_for_selector("canvas[data-c=pairs]", state="visible")  # another panel has its place
     dashboard.ask("Without").streaming(20)
     dashboard.stop()
     assert dashboard.frame()["regret"] is None

@@ -17,7 +17,7 @@ from app.services.host import Host
 from app.store import Store
 from app.ui.event_data import PresetPicked
 from app.ui.sidebar import CacheSection
-from app.ui.sidebar.cache import CUSTOM
+from app.ui.sidebar.preset_menu import CUSTOM
 from core.errors import BudgetError
 from core.settings.config import Settings
 from core.settings.loading import LoadSpec
@@ -148,7 +148,8 @@ def test_choosing_a_preset_applies_all_its_values(section: CacheSection) -> None
         now = shown(section, section._choose_preset(one.name))
         assert now[section.alert] == ""
         assert now[section.preset.menu] == (one.name if one.kind == "ours" else CUSTOM)
-        assert titles(section)[-1] == ("Published systems…" if one.kind == "ours" else one.title)
+        last = "Published systems…" if one.kind == "ours" else one.title
+        assert titles(section) == ["Auto", "Many answers", last]
         pressed = re.findall(r"data-preset='(\w+)' aria-pressed='true'", now[section.systems.lists])
         assert pressed == [one.name] * (one.kind != "ours")
         assert one.source in now[section.preset.about]

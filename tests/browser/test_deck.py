@@ -93,6 +93,7 @@ def test_paused_the_key_figures_are_those_of_the_pass_that_is_pointed_at(deck: D
     shown = figures()
     assert shown["tok-sub"].startswith("pass ") and shown["hit-sub"].endswith(" requests")
     assert shown["link-sub"].endswith(" copied") and deck.text("[data-k=tpot-text]").lower().startswith("pass ")
+    assert [deck.text(f"[data-k={kind}-bytes]")[-1] for kind in ("demand", "prefetch", "wasted")] == ["B"] * 3
     page.mouse.move(2, 2)
     page.wait_for_selector(".deck-tip", state="hidden")
     assert figures() == shown, "they stay, to be read"
@@ -104,6 +105,7 @@ def test_paused_the_key_figures_are_those_of_the_pass_that_is_pointed_at(deck: D
     assert told[0].lower() == now["tok-sub"] != shown["tok-sub"]
     assert float(told[1].split(" ms")[0]) == pytest.approx(float(now["tpot"]), rel=0.02)
     assert told[2] == f"{now['hit-sub']} hit"
+    assert float(now["tok"]) * float(now["tpot"]) == pytest.approx(1000, rel=0.02), "one token"
     hits, of = (int(word) for word in now["hit-sub"].split()[::2][:2])
     assert float(now["hit"]) == pytest.approx(100 * hits / of, abs=0.06)
     page.keyboard.press("Escape")

@@ -117,6 +117,21 @@ def test_an_emulated_link_says_so_beside_the_figure(dashboard: Dashboard) -> Non
     dashboard.page.wait_for_selector("[data-k=emulated]", state="hidden")
 
 
+def test_the_switch_simulates_pcie_by_the_setting_of_the_link(dashboard: Dashboard) -> None:
+    page, box = dashboard.page, "#simulate-pcie input"
+    dashboard.choose("set-link", "auto")
+    page.wait_for_function(f"document.querySelector('{box}').checked")  # the demo model's
+    dashboard.expect_mark(lambda: page.uncheck(box), "link")
+    page.wait_for_function("document.querySelector('#set-link input').value === 'own'")
+    dashboard.choose("set-link", "emulated")
+    page.wait_for_function(f"document.querySelector('{box}').checked")
+    page.wait_for_selector("[data-k=emulated]", state="visible")
+    page.uncheck(box)
+    page.wait_for_selector("[data-k=emulated]", state="hidden")
+    dashboard.expect_mark(lambda: page.check(box), "link")
+    page.wait_for_function("document.querySelector('#set-link input').value === 'auto'")
+
+
 def test_the_badge_says_where_exact_is_up_to_rounding(dashboard: Dashboard) -> None:
     said = dashboard.page.evaluate(
         """async () => {

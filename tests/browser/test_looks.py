@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from PIL import Image
 
-from app.ui.sidebar.preset_menu import SYSTEMS, was
+from app.ui.sidebar.preset_menu import LISTS, was
 from core.settings.presets import PRESETS
 from tests.browser.conftest import Open, Pages, Server
 from tests.browser.dashboard import FITS, SIZES, Dashboard
@@ -141,7 +141,7 @@ def test_the_deck_scrolls_beside_the_chat(dashboard: Dashboard) -> None:
 
 def test_no_preset_is_too_long_for_its_menu(dashboard: Dashboard) -> None:
     """As it is called in the menu, chosen and changed since, on every screen on which the sidebar stands."""
-    names = [name for one in PRESETS for name in (one.title, was(one))] + [SYSTEMS]
+    names = [name for one in PRESETS for name in (one.title, was(one))] + [LISTS]
     room, widths = dashboard.page.evaluate(
         """(names) => { const input = document.querySelector('#set-preset input'), style = getComputedStyle(input);
         const pen = document.createElement('canvas').getContext('2d');

@@ -301,6 +301,26 @@ def test_a_preset_applies_all_its_values_and_moving_a_knob_makes_it_custom(dashb
     dashboard.wait_text("#about-preset", "Changed: Prefetcher.")
 
 
+def test_the_preset_menu_leads_to_the_published_systems_also_in_simple(dashboard: Dashboard) -> None:
+    page = dashboard.page
+    dashboard.choose("set-preset", "Auto")
+    page.wait_for_function("document.querySelector('#set-preset input').value === 'Auto'")
+    assert page.is_hidden("#systems")
+    page.locator("#set-preset input").click()
+    page.get_by_role("option", name="Published systems…").click()
+    page.wait_for_selector("#systems [data-preset=finemoe]", state="visible")
+    page.wait_for_function("document.querySelector('#set-preset input').value === 'Auto'")
+    assert page.is_hidden("#systems [data-preset=moepic_half]"), "controls are in a list of their own"
+    assert "profile" in page.locator("#systems [data-preset=adapmoe] em").all_inner_texts()
+    page.click("#systems [data-preset=moe_infinity]")
+    page.wait_for_selector("#systems [data-preset=moe_infinity][aria-pressed=true]", state="visible")
+    page.wait_for_function("document.querySelector('#set-preset input').value === 'MoE-Infinity'")
+    page.click("#systems summary")
+    dashboard.choose("set-preset", "Auto")
+    page.wait_for_selector("#systems [aria-pressed=true]", state="detached")
+    page.evaluate("document.body.classList.remove('show-systems')")
+
+
 def test_pins_show_in_the_residency_map_and_bad_ones_are_explained_and_put_back(dashboard: Dashboard) -> None:
     dashboard.advanced()
     before = dashboard.deck("marks")

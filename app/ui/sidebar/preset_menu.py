@@ -23,10 +23,12 @@ from core.settings.param import Value
 from core.settings.preset import Preset
 from core.settings.presets import FIRST, PRESETS, matching, preset
 
-CUSTOM = "custom"  # the last choice: a published system or changed settings while they are in force; leads to the lists
-SYSTEMS = "Published systems…"
+CUSTOM = "custom"  # the last choice: what is in force where that is none of ours, else LISTS; it changes nothing
+LISTS = "Published systems…"  # leads to them
 NAMED = 4  # changed settings that are named; of more, their number is
-SHOW_JS = f"(name) => {{ if (name === '{CUSTOM}') import('/ui/systems.js').then((m) => m.show()); return [name]; }}"
+SHOW_JS = f"""(name) => {{
+  if (document.querySelector("#set-preset input").value === "{LISTS}") import("/ui/systems.js").then((m) => m.show());
+  return [name]; }}"""
 
 
 class PresetMenu:
@@ -65,9 +67,7 @@ class PresetMenu:
         return account(self.host, self.base().name)
 
     def choose(self, name: str) -> str:
-        """Apply all of a preset's values or none; CUSTOM stands for the current settings. Returns the problem, or
-        "".
-        """
+        """Apply all of a preset's values or none; CUSTOM leaves the settings. Returns the problem, or ""."""
         if name == CUSTOM:
             return ""
         loaded, values = self.host.models.spec, dict(preset(name).values)
@@ -89,12 +89,11 @@ class PresetMenu:
             settings = settings.with_({name: base.values[name] for name in auto & base.values.keys()})
         like = matching(settings)
         by_hand = [name for name in KNOBS if name not in auto] if FIRST in (base.name, like and like.name) else []
-        known = sorted(
-            ((one.title, one.name) for one in PRESETS if one.kind == "ours"), key=lambda one: one[1] != FIRST
-        )
+        ours = [(one.title, one.name) for one in PRESETS if one.kind == "ours"]
+        known = sorted(ours, key=lambda one: one[1] != FIRST)
         if like is not None and not (like.name == FIRST and by_hand):
             if like.kind == "ours":
-                return [*known, (SYSTEMS, CUSTOM)], like.name, about(like), "", False
+                return [*known, (LISTS, CUSTOM)], like.name, about(like), "", False
             return [*known, (like.title, CUSTOM)], CUSTOM, about(like), "", False
         known_titles = params()
         turned = list(dict.fromkeys([*(known_titles[one].title for one in by_hand), *changed(base, settings)]))

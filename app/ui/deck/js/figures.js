@@ -32,6 +32,7 @@ export class Figures {
     this.find("tok").closest(".deck").dataset.pass = pass === null ? "" : frame.step[pass];
     if (pass === null) this.kpis(frame);
     else this.one(frame, pass);
+    for (const kind of ["demand", "prefetch", "wasted", "disk"]) this.text(`${kind}-bytes`, pass === null ? "" : bytes(frame[`${kind}_bytes`][pass]));
     this.memory(frame.memory);
     const { layers, experts, top_k } = frame.shape, count = [0, 0, 0, 0, 0, 0];
     for (const p of frame.place) count[p]++;
@@ -69,8 +70,8 @@ export class Figures {
   one(frame, i) {
     const ms = timeOf(frame, i), parts = partsOf(frame, i), requests = frame.requests[i], copied = frame.demand_bytes[i] + frame.prefetch_bytes[i] + frame.wasted_bytes[i];
     const gbps = (size) => size / Math.max(frame.total_ms[i], 1e-3) / 1e6, [unit, size] = unitOf(gbps(Math.max(copied, frame.disk_bytes[i])));
-    this.text("tok", frame.decode[i] && ms > 0 ? short(1000 / ms) : "–");
-    this.text("tok-sub", passOf(frame, i));
+    this.text("tok", ms > 0 ? short((1000 * frame.tokens[i]) / ms) : "–");
+    this.text("tok-sub", `${passOf(frame, i)}${frame.tokens[i] === 1 ? "" : `, ${tokens(frame.tokens[i])}`}`);
     this.text("hit", requests ? ((100 * frame.hits[i]) / requests).toFixed(1) : "–");
     this.text("hit-sub", `${frame.hits[i]} of ${requests} requests`);
     this.text("tpot", short(ms));

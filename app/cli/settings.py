@@ -19,9 +19,9 @@ Live settings act between two tokens, in the dashboard, with `/set name value` i
 `--set name=value` on the command line. Loading settings act when a model is loaded, calibration settings when it is
 calibrated: in the tab Calibrate, or as options of `calibrate`."""
 
-PRESETS_HEAD = """Published systems as values of these settings: `--preset NAME` on the command line, or the
-menu at the top of the dashboard's cache section. What a preset does not name of its parts has its default; budget, pins
-and link stay as they are."""
+PRESETS_HEAD = """Published systems as values of these settings: `--preset NAME` on the command line, or the menu at the
+top of the dashboard's cache section and, in Advanced, the lists below it: published systems, and what they are compared
+with. What a preset does not name of its parts has its default; budget, pins and link stay as they are."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 from app.services import probes
 from app.start import installer
-from app.store.home import DISTANCES, PRODUCTS
+from app.store.home import DISTANCES, PACES, PRODUCTS
 from core import __version__
 
 GB = 1e9
@@ -32,6 +32,7 @@ def examine(folder: Path) -> dict[str, Any]:
         "cpu": probes.cpu(),
         "products": probes.products(folder / PRODUCTS),
         "distances": probes.distances(folder / DISTANCES),
+        "paces": probes.paces(folder / PACES),
         "memory": {"total_bytes": memory.total, "free_bytes": memory.available},
         "gpus": gpus,
         "kernels": probes.kernels() if any(gpu["usable"] for gpu in gpus) else None,
@@ -109,6 +110,7 @@ def rows(found: dict[str, Any]) -> list[tuple[str, str]]:
     speeds = f"{read}, write {disk['write_gbps']:.1f} GB/s" if read else "not measured"
     lines += [
         ("Link", f"{link['gbps']:.1f} GB/s, {link['kind']}"),
+        *(("Simulated PCIe", pace(one)) for one in found["paces"]),
         ("Disk", f"{speeds}, {disk['free_bytes'] / GB:.0f} GB free in {disk['path']}"),
         ("Data", found["data_dir"]),
     ]
@@ -128,6 +130,12 @@ def distance(one: dict[str, Any]) -> str:
     """How far the fast arithmetic is from the reference for one model in its formats, on one line."""
     taken = "the reference" if one["objection"] else "fast"
     return f"fast, {one['model']} {one['format']}, dense {one['dense']}, {one['dtype']}: {one['text']}; auto: {taken}"
+
+
+def pace(one: dict[str, Any]) -> str:
+    """The demo model's emulated link in one format and arithmetic, on one line."""
+    of = f"{one['model']} {one['format']}, {one['arithmetic']}"
+    return f"{one['gbps']:.2g} GB/s for {of}, whose layers take {one['layer_ms']:.3g} ms: kept, EMULATED"
 
 
 def describe(gpu: dict[str, Any]) -> str:

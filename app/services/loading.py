@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from app.services.jobs import ModelJob
-from app.store.home import DISTANCES, KERNELS, PRODUCTS, data_dir
+from app.store.home import DISTANCES, KERNELS, PACES, PRODUCTS, data_dir
 from app.wording import short_name
 from core.errors import MoestroError
 from core.settings.loading import LoadSpec
@@ -48,13 +48,14 @@ class OfLoaded(Generic[T]):
 def engine_type() -> type[Engine]:
     """The engine, which keeps what it compiles, times and compares in the user's data folder. Imported here, so that
     no command imports torch before it needs it."""
-    from core.engine import Engine, arithmetic
+    from core.engine import Engine, arithmetic, kept_pace
     from core.memory.codec.native import choice
     from core.system.native import kept_code
 
     kept_code.keep_in(data_dir() / KERNELS)
     choice.keep_in(data_dir() / PRODUCTS)
     arithmetic.keep_in(data_dir() / DISTANCES)
+    kept_pace.keep_in(data_dir() / PACES)
     return Engine
 
 

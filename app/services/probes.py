@@ -88,6 +88,14 @@ def distances(file: Path) -> list[dict[str, Any]]:
     ]
 
 
+def paces(file: Path) -> list[dict[str, Any]]:
+    """Of each format and arithmetic of the demo model the time of a layer, and the bandwidth that its emulated link is
+    given for it, as kept in `file`."""
+    from core.engine.kept_pace import kept_in
+
+    return kept_in(file)
+
+
 def products(file: Path) -> list[dict[str, Any]]:
     """Of each kind of product on the CPU the milliseconds of every way by rows, and the way that is taken: as kept in
     `file` of earlier loads, else timed now for a small expert in two formats."""

@@ -10,6 +10,7 @@ from core.system.paths import expanded
 PRODUCTS = "products.json"  # in it: how long each way of computing a product takes here
 KERNELS = "kernels"  # in it: their compiled code
 DISTANCES = "distances.json"  # in it: how far the fast arithmetic is from the reference, by model and formats
+PACES = "paces.json"  # in it: the time of the demo model's layers, to which its emulated link is scaled
 
 
 def data_dir(env: Mapping[str, str] | None = None, platform: str = sys.platform) -> Path:

@@ -29,6 +29,12 @@ class PolicyPicked(gr.EventData):
     policy: str
 
 
+class PresetPicked(gr.EventData):
+    """A published system, or a control (assets/ui/systems.js)."""
+
+    preset: str
+
+
 class BestPicked(gr.EventData):
     """The button of the sentence that says what is best (app/ui/best.py)."""
 

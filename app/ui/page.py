@@ -109,7 +109,7 @@ class Page:
         known, model, chat, library, sessions = self.known, self.model, self.chat, self.library, self.sessions
         sections = (self.cache, self.substitution, self.sampling)
         now = [known, chat.pulse, *model.form]
-        known.tick(self.model_moved, now, [*model.outputs, *chat.outputs, model.fit], **LIVE)
+        known.tick(self.model_moved, now, [*model.outputs, *chat.outputs, model.fit, self.cache.pcie.box], **LIVE)
         settled = [*(one for section in sections for one in section.outputs), model.fit]
         moved = known.apply(self.settings_moved, now, self.redrawn, **LIVE)
         moved.then(None, self.redrawn, [known, *settled], js=SETTLE_JS, **LIVE)
@@ -128,7 +128,7 @@ class Page:
 
     def model_moved(self, known: Shown, page: Shown, *form: Any) -> list[Any]:
         """A model was loaded or unloaded, or a load failed."""
-        return [*self.model.values(known), *self.chat.values(page), self.model.refit(*form)]
+        return [*self.model.values(known), *self.chat.values(page), self.model.refit(*form), self.cache.pcie.value()]
 
     def settings_moved(self, known: Shown, page: Shown, *form: Any) -> dict[str, list[Any]]:
         """A setting changed, perhaps in another tab. The page itself puts this in place (`SETTLE_JS`)."""

@@ -12,6 +12,7 @@ from core.capacity.memory_accounting import Ledger
 from core.capacity.sizes import SHORT_CHUNK
 from core.engine.batch_trial import BatchTrial
 from core.engine.drafter import Drafter
+from core.engine.kept_pace import layer_ms
 from core.engine.loading import LoadedModel, Progress, with_buddies
 from core.engine.pass_wiring import PassWiring, reference_passes, wire_passes, with_measured_workspace
 from core.engine.prefix_cache import PrefixCache
@@ -219,7 +220,9 @@ def _timed(loaded: LoadedModel, passes: PassWiring, memory: MemoryParts, recorde
 
     coded = plan.codec.direct or plan.spec.dense != "checkpoint"
     short = short_prompt(loaded.shape) if plan.codec.direct else SHORT
-    threads, pass_ms = choose_threads(device, plan.spec.threads, coded, time_one, short, own=hooked.program is not None)
+    threads, _ = choose_threads(device, plan.spec.threads, coded, time_one, short, own=hooked.program is not None)
     if plan.spec.model == "demo":  # its link is emulated, unless the user wants this machine's own
-        memory.link.layer_ms = (pass_ms or time_one()) / loaded.shape.layers
+        arithmetic = "fast" if hooked.program is not None else "fast_experts" if kernels else "reference"
+        threads.use("decode")
+        memory.link.layer_ms = layer_ms(plan, loaded.model_hash, arithmetic, lambda: time_one() / loaded.shape.layers)
     return threads

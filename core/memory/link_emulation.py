@@ -7,8 +7,8 @@ from core.settings.link import LinkSettings
 
 class LinkEmulation:
     """Paces the copies of `transfers`, of `blob_bytes` each. `layer_ms`: compute time of a layer that the link "auto"
-    is scaled to, for the demo model, whose experts are too small for any real link to be felt; 0: "auto" is the
-    machine's own link. It is set before the first `configure`."""
+    is scaled to, for the demo model, whose experts are too small for any real link to be felt (kept by
+    `core.engine.kept_pace`); 0: "auto" is the machine's own link. It is set before the first `configure`."""
 
     def __init__(self, transfers: TransferEngine, blob_bytes: int) -> None:
         self._transfers, self._blob_bytes, self.layer_ms = transfers, blob_bytes, 0.0

@@ -46,7 +46,7 @@ class StepRecord:
     index: int  # counts forward passes since the model was loaded
     phase: Phase
     tokens: int = field(
-        metadata=metric("tokens", "Positions computed in the pass, without guessed tokens that were wrong.")
+        metadata=metric("tokens", "Positions computed in the pass, without guessed tokens that were wrong.", frame=True)
     )
     started_s: float = field(
         metadata=metric(

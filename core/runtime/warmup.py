@@ -99,8 +99,8 @@ def time_pass(
     compute: Callable[[Batch], object], device: torch.device, kv: SequenceKV, recorder: Recorder, context: int
 ) -> float:
     """Milliseconds of one decode pass without this thread's waits for copies: the least of a few, as other programs
-    only ever add to it and an emulated link, which is scaled to it, should be the same at every load. No more passes
-    than `kv`, which is empty, has room for: a `context` of at least 2 tokens. Discards what these passes recorded."""
+    only ever add to it. No more passes than `kv`, which is empty, has room for: a `context` of at least 2 tokens.
+    Discards what these passes recorded."""
     batch, passes = Batch("decode", (Share([0], kv),)), list[float]()
     watch.computing()
     while len(passes) < min(PASSES, context) and (len(passes) < 2 or sum(passes) < LONGEST_S):

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Literal
 
 from core.settings.cache import CacheSettings
 from core.settings.config import KINDS, Settings, general, params
@@ -13,6 +14,8 @@ from core.settings.prefetch import PrefetchSettings
 from core.settings.registry import NEEDS_PROFILE, variant
 from core.system.command import COMMAND
 
+Kind = Literal["ours", "published", "control"]
+"""Ours, a system of the literature, or what such a system is compared with."""
 CALIBRATED = f"{COMMAND} calibrate --preset {{}} trains what it needs as the paper does."
 NEEDS_BLOCKS = "Needs a model loaded with several blocks per expert."
 _GOVERNED = tuple(
@@ -28,10 +31,12 @@ class Preset:
 
     name: str
     title: str
+    line: str  # what it does, at a glance; no full stop
     about: str
     source: str
     settings: Mapping[str, Value]
     calibration: Mapping[str, Value] = field(default_factory=dict)  # how its paper trains what the profile holds
+    kind: Kind = "ours"
 
     @property
     def values(self) -> dict[str, Value]:
@@ -51,6 +56,11 @@ class Preset:
         gate = ["tae"] if settings.lossy.gate == "percentile" else []
         found = [*gate, *(part for kind in kinds for part in variant(kind, str(settings[kind])).needs)]
         return tuple(dict.fromkeys(found))
+
+    @property
+    def lossy(self) -> bool:
+        """Whether it may change answers."""
+        return Settings(self.values).lossy.active
 
     @property
     def splits(self) -> bool:

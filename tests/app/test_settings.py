@@ -1,8 +1,10 @@
 """Live settings, sampling and presets: refused, recorded, remembered; controls show where they act."""
 
+import re
 from collections.abc import Iterator, Mapping
 from contextlib import closing
 from dataclasses import replace
+from html import escape
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +15,9 @@ from app import cli
 from app.cli import options
 from app.services.host import Host
 from app.store import Store
+from app.ui.event_data import PresetPicked
 from app.ui.sidebar import CacheSection
-from app.ui.sidebar.cache import CUSTOM
+from app.ui.sidebar.preset_menu import CUSTOM
 from core.errors import BudgetError
 from core.settings.config import Settings
 from core.settings.loading import LoadSpec
@@ -143,7 +146,12 @@ def test_choosing_a_preset_applies_all_its_values(section: CacheSection) -> None
     for one in [p for p in PRESETS if not p.needs and not p.splits]:
         assert section.host.models.change_many({"eviction": "random", "scope": "global", "budget": "70%"}) == ""
         now = shown(section, section._choose_preset(one.name))
-        assert now[section.alert] == "" and now[section.preset.menu] == one.name
+        assert now[section.alert] == ""
+        assert now[section.preset.menu] == (one.name if one.kind == "ours" else CUSTOM)
+        last = "Published systems…" if one.kind == "ours" else one.title
+        assert titles(section) == ["Auto", "Many answers", last]
+        pressed = re.findall(r"data-preset='(\w+)' aria-pressed='true'", now[section.systems.lists])
+        assert pressed == [one.name] * (one.kind != "ours")
         assert one.source in now[section.preset.about]
         assert all(section.host.models.settings[name] == value for name, value in one.values.items())
         auto = one.name == "auto"  # which chooses the memory, too
@@ -160,28 +168,65 @@ def titles(section: CacheSection) -> list[str]:
 
 
 def test_a_knob_moved_afterwards_is_named_and_one_click_resets_it(section: CacheSection) -> None:
+    def told() -> str:
+        text = str(dict(zip(section.outputs, section.values(), strict=True))[section.preset.about])
+        return re.sub("<.*?>", "", text.partition('<p class="about simple">')[0])
+
     now = shown(section, section.values())
     assert now[section.preset.menu] == "auto" and not now[section.preset.reset], "what a new user gets"
-    assert titles(section)[0] == "Auto" and titles(section)[-1] == "Custom"
-    assert section.host.models.change("budget", "70%") == "" and titles(section)[-1] == "Auto, changed: Memory budget"
-    assert shown(section, section._reset_preset())[section.preset.menu] == "auto" and titles(section)[-1] == "Custom"
+    assert titles(section) == ["Auto", "Many answers", "Published systems…"] and told() == ""
+    assert section.host.models.change("budget", "70%") == "" and titles(section)[-1] == "Auto, changed"
+    assert told() == "Changed: Memory budget."
+    assert shown(section, section._reset_preset())[section.preset.menu] == "auto" and told() == ""
     assert section.host.models.settings["budget"] == "62%" and section.host.models.change("eviction", "random") == ""
-    assert titles(section)[-1] == "Auto, changed: Cache policy"
+    assert told() == "Changed: Cache policy."
     assert shown(section, section._reset_preset())[section.preset.menu] == "auto"
     section._choose_preset("mixtral_offloading")
     assert section.host.models.change("predictor.width", 3) == ""
     now = shown(section, section.values())
     assert now[section.preset.menu] == CUSTOM and now[section.preset.reset] == "Reset to Mixtral-offloading"
-    assert titles(section)[-1] == "Mixtral-offloading, changed: Width"
+    assert titles(section)[-1] == "Mixtral-offloading, changed" and told() == "Changed: Width."
     before = section.host.models.settings
     assert shown(section, section._choose_preset(CUSTOM))[section.preset.menu] == CUSTOM
     assert section.host.models.settings == before
     assert section.host.models.change_many({"bypass": True, "prefetch_auto": True}) == ""
-    assert titles(section)[-1] == "Mixtral-offloading, changed: Bypass and 2 more"
-    assert shown(section, section._reset_preset())[section.preset.menu] == "mixtral_offloading"
+    assert told().startswith("Changed: Bypass, ") and told().count(",") == 2
+    assert shown(section, section._reset_preset())[section.preset.menu] == CUSTOM and told() == ""
     assert matching(section.host.models.settings) is preset("mixtral_offloading")
     assert section.host.models.change("budget", "70%") == "", "the budget is part of Auto alone"
-    assert shown(section, section.values())[section.preset.menu] == "mixtral_offloading"
+    assert titles(section)[-1] == "Mixtral-offloading"
+
+
+def test_published_systems_are_listed_apart_from_controls_with_marks_for_what_they_need(section: CacheSection) -> None:
+    lists = section.systems.value()
+    published, controls = lists.split("</details>")[:2]
+    assert "Published systems" in published and "Controls and ablations" in controls
+    for one in PRESETS:
+        at = {"ours": "", "published": published, "control": controls}[one.kind]
+        row = re.search(rf"data-preset='{one.name}'.*?</button>", lists)
+        assert (row is not None) == bool(at)
+        if row is not None:
+            assert row[0] in at and escape(one.line) in row[0] and len(one.line) <= 65
+            assert [">profile<" in row[0], ">blocks<" in row[0]] == [bool(one.needs), one.splits]
+            assert (">lossy<" in row[0]) == (one.values["miss"] != "wait" or one.values["execute"] != "off")
+    before = section.host.models.settings
+    section._pick_system(PresetPicked(None, {"preset": "no such"}))
+    assert section.host.models.settings == before
+    section._pick_system(PresetPicked(None, {"preset": "moe_infinity"}))
+    assert matching(section.host.models.settings) is preset("moe_infinity")
+
+
+def test_the_switch_turns_the_link_and_follows_it(section: CacheSection) -> None:
+    models, switch = section.host.models, section.pcie
+    assert models.settings["link"] == "auto" and switch.value()["value"], "the demo model's link is emulated"
+    assert section._simulate(False)[0] == "" and models.settings["link"] == "own" and not switch.value()["value"]
+    assert section._simulate(True)[0] == "" and models.settings["link"] == "auto"
+    assert models.change("link", "emulated") == "" and switch.value()["value"]
+    section._simulate(True)
+    assert models.settings["link"] == "emulated", "its bandwidth was chosen: it stays"
+    assert models.change("link", "own") == "" and not switch.value()["value"] and switch.value()["elem_classes"] == []
+    models.unload()
+    assert not switch.value()["visible"]
 
 
 def test_a_refused_preset_is_told_and_changes_nothing(section: CacheSection) -> None:
@@ -189,7 +234,7 @@ def test_a_refused_preset_is_told_and_changes_nothing(section: CacheSection) -> 
     before = dict(section.host.models.settings)
     for one in (p for p in PRESETS if p.needs):
         now = shown(section, section._choose_preset(one.name))
-        assert "needs a profile of this model" in now[section.alert] and now[section.preset.menu] == "moe_infinity"
+        assert "needs a profile of this model" in now[section.alert] and titles(section)[-1] == "MoE-Infinity"
         assert dict(section.host.models.settings) == before
     assert "Needs a profile of the model." in preset("adapmoe").help
 

@@ -136,6 +136,18 @@ class Dashboard:
         menu = self.page.locator(f"#{box.get_attribute('aria-controls')}")
         menu.get_by_role("option", name=title, exact=True).click()
 
+    def choose_system(self, title: str) -> None:
+        """Press a published system, or a control, in its list."""
+        self.reach("systems")
+        button = self.page.locator("#systems button", has=self.page.get_by_text(title, exact=True))
+        if not button.is_visible():
+            self.page.locator("#systems details", has=button).locator("summary").click()
+        button.click()
+
+    def panel(self, name: str) -> None:
+        """Look at one of the deck's lower panels."""
+        self.page.locator(".deck .tabs").get_by_role("tab", name=name).click()
+
     def type_in(self, element_id: str, text: str) -> None:
         """Write into a field and leave it, both in one moment: no redraw that was on its way comes in between."""
         self.reach(element_id)

@@ -8,13 +8,15 @@ from PIL import Image
 from core.settings.registry import variants
 from tests.browser.dashboard import Dashboard
 
-CANVASES = ("residency", "tpot", "link", "pairs", "layers")
+CANVASES = {"residency": "", "tpot": "", "link": "", "pairs": "Co-activation", "layers": "Layers"}  # with their panels
 
 
 def test_every_panel_draws_and_explains_itself_on_hover(dashboard: Dashboard) -> None:
     dashboard.ask("Draw").streaming(80)
     dashboard.stop()
-    for name in CANVASES:
+    for name, panel in CANVASES.items():
+        if panel:
+            dashboard.panel(panel)
         canvas = dashboard.page.locator(f".deck canvas[data-c={name}]")
         canvas.scroll_into_view_if_needed()
         colours = canvas.evaluate(
@@ -23,7 +25,7 @@ def test_every_panel_draws_and_explains_itself_on_hover(dashboard: Dashboard) ->
         )
         assert colours > 3, name
         box = canvas.bounding_box()
-        canvas.hover(position={"x": 50, "y": box["height"] / 3})
+        canvas.hover(position={"x": 60, "y": box["height"] / 3})
         dashboard.page.wait_for_selector(".deck-tip", state="visible")
         assert len(dashboard.text(".deck-tip")) > 8
     dashboard.page.mouse.move(2, 2)
@@ -115,6 +117,21 @@ def test_an_emulated_link_says_so_beside_the_figure(dashboard: Dashboard) -> Non
     dashboard.page.wait_for_selector("[data-k=emulated]", state="hidden")
 
 
+def test_the_switch_simulates_pcie_by_the_setting_of_the_link(dashboard: Dashboard) -> None:
+    page, box = dashboard.page, "#simulate-pcie input"
+    dashboard.choose("set-link", "auto")
+    page.wait_for_function(f"document.querySelector('{box}').checked")  # the demo model's
+    dashboard.expect_mark(lambda: page.uncheck(box), "link")
+    page.wait_for_function("document.querySelector('#set-link input').value === 'own'")
+    dashboard.choose("set-link", "emulated")
+    page.wait_for_function(f"document.querySelector('{box}').checked")
+    page.wait_for_selector("[data-k=emulated]", state="visible")
+    page.uncheck(box)
+    page.wait_for_selector("[data-k=emulated]", state="hidden")
+    dashboard.expect_mark(lambda: page.check(box), "link")
+    page.wait_for_function("document.querySelector('#set-link input').value === 'auto'")
+
+
 def test_the_badge_says_where_exact_is_up_to_rounding(dashboard: Dashboard) -> None:
     said = dashboard.page.evaluate(
         """async () => {
@@ -196,6 +213,7 @@ def test_it_compares_while_chatting_and_one_click_applies_the_best(dashboard: Da
     page = dashboard.page
     dashboard.choose("set-eviction", "None (on demand)")  # whatever else is better ...
     dashboard.choose("set-predictor", "Previous token")  # ... without what prefetching adds
+    dashboard.panel("Policies")
     dashboard.ask("Compare").streaming(20)
     _state(dashboard, "ready")
     told = dashboard.text("[data-k=regret-text]")
@@ -237,11 +255,13 @@ def test_it_compares_while_chatting_and_one_click_applies_the_best(dashboard: Da
 @pytest.mark.long(0.1)
 def test_the_switch_removes_it_and_brings_it_back(dashboard: Dashboard) -> None:
     page = dashboard.page
+    dashboard.panel("Policies")
     page.wait_for_selector("[data-k=regret]", state="visible")
     dashboard.advanced()
     page.locator("#set-regret input").uncheck()
     _state(dashboard, "off")
     page.wait_for_selector("[data-k=regret]", state="hidden")
+    page.wait_for_selector("canvas[data-c=pairs]", state="visible")  # another panel has its place
     dashboard.ask("Without").streaming(20)
     dashboard.stop()
     assert dashboard.frame()["regret"] is None

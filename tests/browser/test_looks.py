@@ -7,6 +7,8 @@ from typing import Any
 import pytest
 from PIL import Image
 
+from app.ui.sidebar.preset_menu import LISTS, was
+from core.settings.presets import PRESETS
 from tests.browser.conftest import Open, Pages, Server
 from tests.browser.dashboard import FITS, SIZES, Dashboard
 from tests.browser.test_chats import whole
@@ -62,9 +64,16 @@ def test_every_control_has_a_name(dashboard: Dashboard) -> None:
     assert nameless == []
 
 
-CONTROLS = """[...document.querySelectorAll('#model, [id^=set-]')].filter((e) => e.checkVisibility()
+CONTROLS = """[...document.querySelectorAll('#model, #simulate-pcie, [id^=set-]')].filter((e) => e.checkVisibility()
     && e.querySelector('input, textarea')).map((e) => e.id)"""
-SHOWN = ["model", "set-preset", "set-budget", "set-sampling-temperature", "set-sampling-max_new_tokens"]
+SHOWN = [
+    "model",
+    "set-preset",
+    "set-budget",
+    "simulate-pcie",
+    "set-sampling-temperature",
+    "set-sampling-max_new_tokens",
+]
 # Text that is wider than the box that hides the rest of it.
 CUT = """[...document.querySelectorAll('body *')].filter((e) => e.checkVisibility() && e.clientWidth > 1
     && [...e.childNodes].some((n) => n.nodeType === 3 && n.data.trim()) && e.scrollWidth > e.clientWidth + 1
@@ -81,11 +90,12 @@ OVERLAPS = """() => ['#chat-head', '.kpis', '#fit', '#api'].flatMap((part) => {
 LENGTH = "#set-sampling-max_new_tokens"
 
 
-def test_simple_has_five_controls_and_help_that_the_keyboard_reaches(dashboard: Dashboard) -> None:
+def test_simple_has_six_controls_and_help_that_the_keyboard_reaches(dashboard: Dashboard) -> None:
     page = dashboard.page
     assert page.evaluate(CONTROLS) == SHOWN
     helps = page.locator("#sidebar .has-info + .info-text:visible")
-    assert helps.count() == len(SHOWN) and set(helps.evaluate_all("all => all.map((e) => e.tabIndex)")) == {0}
+    assert helps.count() == len(SHOWN) - 1  # that of the switch stands below it
+    assert set(helps.evaluate_all("all => all.map((e) => e.tabIndex)")) == {0}
     page.locator("#model input").first.focus()
     page.keyboard.press("Tab")
     focused = "document.activeElement.matches('.info-text')"
@@ -127,6 +137,20 @@ def test_the_deck_scrolls_beside_the_chat(dashboard: Dashboard) -> None:
     page.locator("canvas[data-c=pairs]").scroll_into_view_if_needed()
     assert page.evaluate(ON_SCREEN), "co-activation is looked at while the composer stays"
     page.evaluate("document.querySelector('#deck-column').scrollTop = 0")
+
+
+def test_no_preset_is_too_long_for_its_menu(dashboard: Dashboard) -> None:
+    """As it is called in the menu, chosen and changed since, on every screen on which the sidebar stands."""
+    names = [name for one in PRESETS for name in (one.title, was(one))] + [LISTS]
+    room, widths = dashboard.page.evaluate(
+        """(names) => { const input = document.querySelector('#set-preset input'), style = getComputedStyle(input);
+        const pen = document.createElement('canvas').getContext('2d');
+        pen.font = style.font || `${style.fontWeight} ${style.fontSize} ${style.fontFamily}`;
+        const pad = parseFloat(style.paddingLeft) + parseFloat(style.paddingRight);
+        return [input.clientWidth - pad, names.map((name) => pen.measureText(name).width)]; }""",
+        names,
+    )
+    assert [(name, wide, room) for name, wide in zip(names, widths, strict=True) if wide > room] == []
 
 
 def test_a_range_over_decades_has_a_logarithmic_slider(dashboard: Dashboard) -> None:

@@ -268,7 +268,7 @@ def test_a_preset_applies_all_its_values_and_moving_a_knob_makes_it_custom(dashb
         page.wait_for_function("t => document.querySelector('#set-preset input').value === t", arg=title)
 
     shown = dashboard.deck("marks")
-    dashboard.choose("set-preset", "FineMoE")
+    dashboard.choose_system("FineMoE")
     dashboard.wait_text("#about-preset", "FineMoE section 4")
     dashboard.wait_deck("marks", shown)
     assert {"eviction", "scope", "predictor"} <= {mark.split()[0] for mark in dashboard.marks()[-10:]}
@@ -280,23 +280,45 @@ def test_a_preset_applies_all_its_values_and_moving_a_knob_makes_it_custom(dashb
     page.wait_for_selector("#set-layer_slots", state="hidden")
     page.wait_for_selector("#set-predictor-distance", state="visible")
     dashboard.choose("set-eviction", "LRU")
-    preset_shows("FineMoE, changed: Cache policy")
+    preset_shows("FineMoE, changed")
+    dashboard.wait_text("#about-preset", "Changed: Cache policy.")
     page.wait_for_selector("#reset-preset", state="visible")
     page.click("#reset-preset")
     preset_shows("FineMoE")
     page.wait_for_selector("#reset-preset", state="hidden")
     assert dashboard.value("#set-eviction input") == "FineMoE"
-    dashboard.choose("set-preset", "MoEpic")
+    dashboard.choose_system("MoEpic")
     page.wait_for_selector("#set-layer_slots", state="visible")
     dashboard.wait_text("#about-preset", "here experts are whole")
     assert "Needs a profile" not in dashboard.text("#about-preset")
-    dashboard.choose("set-preset", "AdapMoE")
+    dashboard.choose_system("AdapMoE")
     dashboard.wait_text("#cache-alert", "“AdapMoE” needs a profile of this model")
     preset_shows("MoEpic")
-    dashboard.choose("set-preset", "Mixtral-offloading")
+    dashboard.choose_system("Mixtral-offloading")
     preset_shows("Mixtral-offloading")
     dashboard.choose("set-predictor", "None")  # the settings are the server's: other files' tests begin without one
-    preset_shows("Mixtral-offloading, changed: Prefetcher")
+    preset_shows("Mixtral-offloading, changed")
+    dashboard.wait_text("#about-preset", "Changed: Prefetcher.")
+
+
+def test_the_preset_menu_leads_to_the_published_systems_also_in_simple(dashboard: Dashboard) -> None:
+    page = dashboard.page
+    dashboard.choose("set-preset", "Auto")
+    page.wait_for_function("document.querySelector('#set-preset input').value === 'Auto'")
+    assert page.is_hidden("#systems")
+    page.locator("#set-preset input").click()
+    page.get_by_role("option", name="Published systems…").click()
+    page.wait_for_selector("#systems [data-preset=finemoe]", state="visible")
+    page.wait_for_function("document.querySelector('#set-preset input').value === 'Auto'")
+    assert page.is_hidden("#systems [data-preset=moepic_half]"), "controls are in a list of their own"
+    assert "profile" in page.locator("#systems [data-preset=adapmoe] em").all_inner_texts()
+    page.click("#systems [data-preset=moe_infinity]")
+    page.wait_for_selector("#systems [data-preset=moe_infinity][aria-pressed=true]", state="visible")
+    page.wait_for_function("document.querySelector('#set-preset input').value === 'MoE-Infinity'")
+    page.click("#systems summary")
+    dashboard.choose("set-preset", "Auto")
+    page.wait_for_selector("#systems [aria-pressed=true]", state="detached")
+    page.evaluate("document.body.classList.remove('show-systems')")
 
 
 def test_pins_show_in_the_residency_map_and_bad_ones_are_explained_and_put_back(dashboard: Dashboard) -> None:

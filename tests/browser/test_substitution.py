@@ -45,10 +45,10 @@ def exact_again(dashboard: Dashboard) -> None:
 
 def defaults(dashboard: Dashboard) -> None:
     """Everything lossy as it comes, by way of a preset; the next test expects no prefetcher."""
-    dashboard.choose("set-preset", "Mixtral-offloading")
+    dashboard.choose_system("Mixtral-offloading")
     shows(dashboard, "substitute", "Buddies")
     dashboard.choose("set-predictor", "None")
-    shows(dashboard, "preset", "Mixtral-offloading, changed: Prefetcher")
+    shows(dashboard, "preset", "Mixtral-offloading, changed")
 
 
 @pytest.mark.long(0.5)
@@ -125,10 +125,12 @@ def test_the_badge_and_the_panels_tell_what_is_changed_until_it_is_exact_again(d
     dashboard.ask("Drop").streaming()
     page.wait_for_function(f"{BADGES}.every((text) => /^LOSSY [1-9]/.test(text))")
     assert "dropped" in str(page.get_attribute("[data-k=exact]", "title"))
+    dashboard.panel("Policies")
+    dashboard.wait_text("[data-k=regret-note]", "as if every miss were fetched")
+    dashboard.panel("Changed")
     for name in ("changed", "entropy", "missing"):
         page.wait_for_selector(f"canvas[data-c={name}]", state="visible")
     dashboard.wait_text("[data-k=quality-none]", "Not checked yet")
-    dashboard.wait_text("[data-k=regret-note]", "as if every miss were fetched")
     for width, height, dark in ((390, 844, False), (1366, 768, True)):
         page.set_viewport_size({"width": width, "height": height})
         page.evaluate(DARK, dark)
@@ -145,9 +147,13 @@ def test_the_badge_and_the_panels_tell_what_is_changed_until_it_is_exact_again(d
     exact_again(dashboard)
     page.wait_for_function(f"{BADGES}.every((text) => text === 'EXACT')")
     page.wait_for_selector("canvas[data-c=changed]", state="hidden")
+    page.wait_for_selector("canvas[data-c=pairs]", state="visible")  # until something lossy is on again
+    dashboard.panel("Policies")
     page.wait_for_function("!document.querySelector('[data-k=regret-note]').textContent.includes('fetched')")
+    dashboard.panel("Co-activation")
     dashboard.stop()
     dashboard.choose("set-miss", "Leave it out")
+    dashboard.panel("Changed")
     dashboard.wait_text("[data-k=quality]", "96.0 %")
     dashboard.wait_text("[data-k=quality-text]", "tokens checked")
     dashboard.wait_text("[data-k=agreement-of]", "95 %: ")  # how sure that is, and the colour that it bears
@@ -157,6 +163,7 @@ def test_the_badge_and_the_panels_tell_what_is_changed_until_it_is_exact_again(d
     assert "tokens checked (95 %: " in str(page.get_attribute("[data-k=exact]", "title"))
     dashboard.wait_text("[data-k=changed-text]", "last 50 passes")
     exact_again(dashboard)
+    dashboard.panel("Co-activation")
 
 
 @pytest.mark.long(0.3)
@@ -172,17 +179,18 @@ def test_what_needs_a_profile_leads_to_one_and_its_preset_turns_the_section(dash
     page.click("#calibration-go")
     dashboard.wait_text("#calibration-head", "Profile of Demo model")
     page.get_by_role("tab", name="Chat + Live").click()
-    dashboard.choose("set-preset", "BuddyMoE")
+    dashboard.choose_system("BuddyMoE")
     shows(dashboard, "miss", "Use another")
     shows(dashboard, "gate", "percentile")
     page.wait_for_selector("#may-change", state="visible")
     dashboard.ask("Buddies").streaming()
     dashboard.expect_mark(lambda: dashboard.slide("set-gate_percentile", 30), "gate_percentile")
-    shows(dashboard, "preset", "BuddyMoE, changed: Peaked tokens left alone")
+    shows(dashboard, "preset", "BuddyMoE, changed")
     dashboard.expect_mark(lambda: dashboard.slide("set-gate_percentile", 15), "gate_percentile")
     shows(dashboard, "preset", "BuddyMoE")
     dashboard.expect_mark(lambda: dashboard.type_in("set-substitute-buddy-alpha", "0.8"), "substitute.buddy.alpha")
     dashboard.expect_mark(lambda: dashboard.slide("set-substitute-buddy-discount", 0.5), "substitute.buddy.discount")
+    dashboard.panel("Co-activation")
     page.click("[data-view=buddies]")
     canvas = page.locator("canvas[data-c=pairs]")
     canvas.focus()

@@ -14,10 +14,10 @@ import torch
 from app import cli
 from app.cli import doctor
 from app.services import examination, probes
-from app.store.home import DISTANCES, PRODUCTS
+from app.store.home import DISTANCES, PACES, PRODUCTS
 from core.capacity import device as devices
 from core.capacity.plan import plan
-from core.engine import arithmetic
+from core.engine import arithmetic, kept_pace
 from core.memory.codec import kernels
 from core.memory.codec.native import choice
 from core.memory.cuda_driver import CudaDriver, DriverError
@@ -88,6 +88,16 @@ def test_it_shows_the_distances_of_the_fast_arithmetic(capsys: pytest.CaptureFix
     assert "fast, demo int8, dense int8, bfloat16: KL 0.0004 nats a token over 200 tokens (95 %: up to 0.0006)" in shown
     assert "95.0 % (95 %: 91.0 to 97.3 %), perplexity 5 (5.1); auto: fast" in shown
     assert "(95 %: up to 0.02)" in far and far.endswith("auto: the reference")
+
+
+def test_it_shows_the_kept_speed_of_the_demo_models_link(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    kept_pace.keep_in(tmp_path / PACES)
+    kept_pace.layer_ms(plan(LoadSpec.checked("demo")), "hash", "fast", lambda: 0.5)
+    kept_pace.keep_in(None)
+    (row,) = kept_pace.kept_in(tmp_path / PACES)
+    cli.main(["doctor"])
+    (shown,) = [line for line in capsys.readouterr().out.splitlines() if line.startswith("Simulated PCIe")]
+    assert f"{row['gbps']:.2g} GB/s for demo checkpoint, fast, whose layers take 0.5 ms: kept, EMULATED" in shown
 
 
 def test_the_text_shows_a_gpu_and_its_link(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -24,6 +24,7 @@ EVENT_DATA = {
     "dark": True,
     "budget": "50%",
     "policy": "lru",
+    "preset": "lru",
     "best": "",
     "sort": "name",
     "do": "edit",
@@ -150,7 +151,7 @@ def test_event_data_is_needed_where_a_handler_takes_it(
     client: TestClient, events: Events, quiet: Callable[[], bool]
 ) -> None:
     taking = {one["id"] for one in config(client)["dependencies"] if one["collects_event_data"]}
-    assert len(taking) == 15
+    assert len(taking) == 16
     for body in sent(client):
         if body["fn_index"] in taking:
             for data in (None, [EVENT_DATA], "\0", {"stamp": 1, "dark": 1, "entry": 1, "do": 1}, {"sort": ["name"]}):

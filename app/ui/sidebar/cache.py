@@ -10,15 +10,18 @@ from gradio.components import Component
 
 from app.services.host import Host
 from app.ui.controls import LIVE, html
-from app.ui.event_data import BudgetPicked
+from app.ui.event_data import BudgetPicked, PresetPicked
 from app.ui.sidebar.model import Card
-from app.ui.sidebar.preset_menu import CUSTOM, PresetMenu
+from app.ui.sidebar.pcie_switch import PcieSwitch
+from app.ui.sidebar.preset_menu import CUSTOM, SHOW_JS, PresetMenu
 from app.ui.sidebar.setting_controls import SettingControls
+from app.ui.sidebar.systems_menu import SystemsMenu
 from core.errors import SettingError
 from core.settings import config
 from core.settings.config import general
 from core.settings.lossy import LossySettings
 from core.settings.param import Param
+from core.settings.presets import PRESETS
 
 LOWEST, STEP = 5, 1  # of the budget slider, in percent
 FIND = (
@@ -37,14 +40,18 @@ class CacheSection:
         with gr.Accordion("Cache and prefetch", open=True, elem_classes="section"):
             self.alert = html(elem_id="cache-alert")
             self.preset = PresetMenu(host)
+            self.systems = SystemsMenu(host)
             html(FIND, advanced=True)  # /ui/sidebar.js hides what has not the words
             self._build_budget()
+            self.pcie = PcieSwitch(host)
             self.setting_controls = SettingControls(host, sections())
         self.outputs: list[Component] = [
             self.alert,
             *self.preset.outputs,
+            self.systems.lists,
             self.slider,
             self.exact_budget,
+            self.pcie.box,
             *self.setting_controls.outputs,
         ]
         self._wire()
@@ -55,8 +62,10 @@ class CacheSection:
         return [
             self.setting_controls.redrawn_notice(),
             *self.preset.values(),
+            self.systems.value(),
             gr.skip() if percent is None else percent,
             str(settings.cache.budget),
+            self.pcie.value(),
             *self.setting_controls.values(),
         ]
 
@@ -87,20 +96,31 @@ class CacheSection:
             self.slider.input(self._slide, self.slider, budget, **LIVE),
             gr.on([self.exact_budget.submit, self.exact_budget.blur], self._type, self.exact_budget, budget, **LIVE),
             self._fit.select(self._suggested, self._form[0], budget, **LIVE),
+            self.pcie.box.input(self._simulate, self.pcie.box, [self.alert, self.pcie.box], **LIVE),
         ]
         for event in moved:  # the setting takes effect at once; the slower fit estimate follows
             event.then(self._refit, self._form, self._fit, **LIVE)
         self.chosen = [
-            self.preset.menu.input(self._choose_preset, self.preset.menu, self.outputs, **LIVE),
+            self.preset.menu.input(self._choose_preset, self.preset.menu, self.outputs, js=SHOW_JS, **LIVE),
+            self.systems.lists.select(self._pick_system, None, self.outputs, **LIVE),
             self.preset.reset.click(self._reset_preset, None, self.outputs, **LIVE),
         ]
         turned = self.setting_controls.wire(self.alert)
         turned["scope"].then(self._refit, self._form, self._fit, **LIVE)
 
+    def _simulate(self, on: bool) -> list[Any]:
+        problem = self.pcie.turn(on)
+        return [self.setting_controls.notice(problem), self.pcie.value() if problem else gr.skip()]
+
     def _choose_preset(self, name: str) -> list[Any]:
         """Apply all of a preset's values or none; CUSTOM stands for the current settings."""
         problem = self.preset.choose(name)
         return [self.setting_controls.notice(problem), *self.values()[1:]]
+
+    def _pick_system(self, picked: PresetPicked) -> list[Any]:
+        if picked.preset not in {one.name for one in PRESETS}:
+            return [gr.skip()] * len(self.outputs)
+        return self._choose_preset(picked.preset)
 
     def _reset_preset(self) -> list[Any]:
         base = self.preset.base()

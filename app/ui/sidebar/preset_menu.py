@@ -1,11 +1,12 @@
-"""Sidebar, the preset menu: which published system the settings are, or which one they were and what was changed since.
+"""Sidebar, the preset menu: which preset the settings are, or which one they were and what was changed since.
 
-The preset chosen last is remembered, so that after a knob was turned the menu says "Auto, changed: Prefetcher" and the
-way back is one click.
+The preset chosen last is remembered, so that after a knob was turned the menu says "Auto, changed", the line below it
+what was, and the way back is one click. Published systems have lists of their own, to which the last choice leads.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from html import escape
 from typing import Any
@@ -22,8 +23,12 @@ from core.settings.param import Value
 from core.settings.preset import Preset
 from core.settings.presets import FIRST, PRESETS, matching, preset
 
-CUSTOM = "custom"  # the choice while the settings match no preset
-NAMED = 2  # changed settings that are named; of more, their number is
+CUSTOM = "custom"  # the last choice: what is in force where that is none of ours, else LISTS; it changes nothing
+LISTS = "Published systems…"  # leads to them
+NAMED = 4  # changed settings that are named; of more, their number is
+SHOW_JS = f"""(name) => {{
+  if (document.querySelector("#set-preset input").value === "{LISTS}") import("/ui/systems.js").then((m) => m.show());
+  return [name]; }}"""
 
 
 class PresetMenu:
@@ -36,8 +41,8 @@ class PresetMenu:
             offered,
             value=chosen,
             label="Preset",
-            info="Auto is what works nearly everywhere. The others are published systems, as values of the settings "
-            "that Advanced shows. They apply at once, and you can change each of them.",
+            info="Auto is what works nearly everywhere. A preset is values of the settings that Advanced shows: they "
+            "apply at once, and you can change each of them. The last choice leads to the published systems.",
             filterable=False,
             interactive=True,
             elem_id="set-preset",
@@ -62,9 +67,7 @@ class PresetMenu:
         return account(self.host, self.base().name)
 
     def choose(self, name: str) -> str:
-        """Apply all of a preset's values or none; CUSTOM stands for the current settings. Returns the problem, or
-        "".
-        """
+        """Apply all of a preset's values or none; CUSTOM leaves the settings. Returns the problem, or ""."""
         if name == CUSTOM:
             return ""
         loaded, values = self.host.models.spec, dict(preset(name).values)
@@ -86,14 +89,15 @@ class PresetMenu:
             settings = settings.with_({name: base.values[name] for name in auto & base.values.keys()})
         like = matching(settings)
         by_hand = [name for name in KNOBS if name not in auto] if FIRST in (base.name, like and like.name) else []
-        first = [one for one in PRESETS if one.name == FIRST]
-        known = [(one.title, one.name) for one in (*first, *(one for one in PRESETS if one.name != FIRST))]
+        ours = [(one.title, one.name) for one in PRESETS if one.kind == "ours"]
+        known = sorted(ours, key=lambda one: one[1] != FIRST)
         if like is not None and not (like.name == FIRST and by_hand):
-            return [*known, ("Custom", CUSTOM)], like.name, about(like), "", False
+            if like.kind == "ours":
+                return [*known, (LISTS, CUSTOM)], like.name, about(like), "", False
+            return [*known, (like.title, CUSTOM)], CUSTOM, about(like), "", False
         known_titles = params()
         turned = list(dict.fromkeys([*(known_titles[one].title for one in by_hand), *changed(base, settings)]))
-        title = f"{base.title}, changed: {listed(turned)}"
-        return [*known, (title, CUSTOM)], CUSTOM, about(base), f"Reset to {base.title}", True
+        return [*known, (was(base), CUSTOM)], CUSTOM, about(base, turned), f"Reset to {base.title}", True
 
 
 def changed(base: Preset, settings: Settings, before: Mapping[str, Value] | None = None) -> list[str]:
@@ -104,9 +108,18 @@ def changed(base: Preset, settings: Settings, before: Mapping[str, Value] | None
 
 def listed(titles: list[str]) -> str:
     """As many of them as are read at a glance."""
-    return ", ".join(titles) if len(titles) <= NAMED else f"{titles[0]} and {len(titles) - 1} more"
+    left = len(titles) - NAMED
+    return ", ".join(titles[:NAMED]) + (f" and {left} more" if left > 0 else "")
 
 
-def about(chosen: Preset) -> str:
-    """Description and requirements of a preset."""
-    return f'<p class="about">{escape(chosen.help)} <cite>{escape(chosen.source)}</cite></p>'
+def was(base: Preset) -> str:
+    """What the menu calls settings that began as a preset's: by the name of its system, so that it has room."""
+    system = re.split(",|'s ", base.title)[0]
+    return f"{system}, changed"
+
+
+def about(chosen: Preset, turned: list[str] | None = None) -> str:
+    """What was changed since a preset was chosen, and what it does: at a glance in Simple, in full in Advanced."""
+    since = f'<p class="about"><b>Changed: {escape(listed(turned))}.</b></p>' if turned else ""
+    full = f'<p class="about advanced">{escape(chosen.help)} <cite>{escape(chosen.source)}</cite></p>'
+    return f'{since}<p class="about simple">{escape(chosen.line)}.</p>{full}'

@@ -1,6 +1,7 @@
 // The parts of the deck that are text and boxes: key figures, memory bar, legends. Writes only what changed.
 
 import { bytes, short } from "./paint.js";
+import { passOf, partsOf, timeOf } from "./limit.js";
 import { PLACES } from "./maps.js";
 import { tell } from "/ui/exactness.js";
 
@@ -26,8 +27,12 @@ export class Figures {
 
   text(key, value) { const node = this.find(key); if (node.textContent !== value) node.textContent = value; }
 
-  draw(frame) {
-    this.kpis(frame);
+  /** `pass`: the pass of the frame that the key figures are of; null: they are of the last tokens. */
+  draw(frame, pass = null) {
+    this.find("tok").closest(".deck").dataset.pass = pass === null ? "" : frame.step[pass];
+    if (pass === null) this.kpis(frame);
+    else this.one(frame, pass);
+    for (const kind of ["demand", "prefetch", "wasted", "disk"]) this.text(`${kind}-bytes`, pass === null ? "" : bytes(frame[`${kind}_bytes`][pass]));
     this.memory(frame.memory);
     const { layers, experts, top_k } = frame.shape, count = [0, 0, 0, 0, 0, 0];
     for (const p of frame.place) count[p]++;
@@ -35,7 +40,7 @@ export class Figures {
     this.disk(frame, count[4], count[5]);
     this.ahead(frame);
     this.legend("res-legend", LEGEND.map((i) => [SWATCH[i], PLACES[i], `${count[i]}`]));
-    this.text("hit-text", `last ${frame.window} tokens`);
+    this.text("hit-text", `last ${tokens(frame.window)}`);
   }
 
   kpis(frame) {
@@ -52,13 +57,31 @@ export class Figures {
     this.text("link", short(link * size));
     this.text("link-unit", unit);
     this.text("link-axis", frame.link_limit_gbps >= 0.5 ? "GB/s" : "MB/s");
-    this.text("link-sub", peak > 0 ? `of ${rate(frame.link_limit_gbps)}, peak ${rate(peak)}` : `of ${rate(frame.link_limit_gbps)}`);
+    this.text("link-sub", peak > 0 ? `peak ${short(peak * size)} of ${short(frame.link_limit_gbps * size)}` : `of ${rate(frame.link_limit_gbps)}`);
     this.text("disk", passes ? short(disk * size) : "–");
     this.text("disk-unit", unit);
     this.text("disk-sub", frame.underway ? `${bytes(read)} in this pass` : passes ? `${bytes(read / passes)}/token` : "no tokens yet");
     this.find("emulated").hidden = !frame.emulated;
     tell({ lossy: Boolean(frame.lossy), rate: frame.lossy?.rate ?? null, of: frame.lossy?.assignments ?? 0, window: frame.passes, before: !frame.exact, quality: frame.quality });
     this.share(frame);
+  }
+
+  /** The key figures of one pass. */
+  one(frame, i) {
+    const ms = timeOf(frame, i), parts = partsOf(frame, i), requests = frame.requests[i], copied = frame.demand_bytes[i] + frame.prefetch_bytes[i] + frame.wasted_bytes[i];
+    const gbps = (size) => size / Math.max(frame.total_ms[i], 1e-3) / 1e6, [unit, size] = unitOf(gbps(Math.max(copied, frame.disk_bytes[i])));
+    this.text("tok", ms > 0 ? short((1000 * frame.tokens[i]) / ms) : "–");
+    this.text("tok-sub", `${passOf(frame, i)}${frame.tokens[i] === 1 ? "" : `, ${tokens(frame.tokens[i])}`}`);
+    this.text("hit", requests ? ((100 * frame.hits[i]) / requests).toFixed(1) : "–");
+    this.text("hit-sub", `${frame.hits[i]} of ${requests} requests`);
+    this.text("tpot", short(ms));
+    this.text("link", short(gbps(copied) * size));
+    this.text("link-unit", unit);
+    this.text("link-sub", `${bytes(copied)} copied`);
+    this.text("disk", short(gbps(frame.disk_bytes[i]) * size));
+    this.text("disk-unit", unit);
+    this.text("disk-sub", `${bytes(frame.disk_bytes[i])} read`);
+    this.parts(ms > 0 ? (parts.computing + parts.copies) / ms : null, ms, parts);
   }
 
   /** What was read from disk: for the last tokens, or so far for a pass that takes long. */
@@ -84,8 +107,11 @@ export class Figures {
     this.text("ahead", `${some ? `Prefetched: ${used} in time, ${late} late, ${wasted} wasted${early} · ` : ""}${worth}`);
   }
 
-  share(frame) {
-    const { share, total_ms, parts_ms } = frame.limit, known = share !== null;
+  share({ limit: { share, total_ms, parts_ms } }) { this.parts(share, total_ms, parts_ms); }
+
+  /** The bar of what a token took: the limit, copies beyond it, and all else. */
+  parts(share, total_ms, parts_ms) {
+    const known = share !== null;
     const waits = known ? (parts_ms.regret + parts_ms.link + parts_ms.prefetch) / total_ms : 0, box = this.find("split");
     const percent = (known ? [share, waits, 1 - share - waits] : [0, 0, 0]).map((part) => 100 * part);
     [...box.children].forEach((part, i) => { part.style.width = `${percent[i].toFixed(1)}%`; });
@@ -101,9 +127,11 @@ export class Figures {
     this.find("limit").style.left = `${((100 * m.budget) / full).toFixed(2)}%`;
     bar.setAttribute("aria-valuemax", m.budget);
     bar.setAttribute("aria-valuenow", used);
-    this.text("mem-text", `${bytes(used, full)} in use, most since loading ${bytes(m.peak, full)}, budget ${bytes(m.budget, full)}, device free ${bytes(m.device_free)}${m.host ? `, experts in host memory ${bytes(m.host)}` : ""}${m.unpinned ? `, of which ${bytes(m.unpinned)} could not be pinned and take longer to copy` : ""}${m.kept ? `, earlier chats in host memory ${bytes(m.kept)}` : ""}`);
+    this.text("mem-text", `${bytes(used, full)} in use, budget ${bytes(m.budget, full)}`);
+    const host = [m.host && `${bytes(m.host)} of experts${m.unpinned ? `, ${bytes(m.unpinned)} of them not pinned, which copies slower` : ""}`, m.kept && `${bytes(m.kept)} of chats`].filter(Boolean);
+    this.text("mem-more", `peak ${bytes(m.peak, full)}, device free ${bytes(m.device_free)}${host.length ? `, in host memory ${host.join(", ")}` : ""}`);
     this.legend("mem-legend", [["dense", "dense", bytes(m.dense, full)], ["experts", "experts", bytes(m.experts, full)], ["kv", "KV", bytes(m.kv, full)],
-      ["work", "workspace", bytes(m.workspace, full)], ["reserved", "reserved", bytes(reserved, full)], ["free", "free", bytes(free, full)]]);
+      ["work", "workspace", bytes(m.workspace, full)], ["reserved", "reserved", bytes(reserved, full), !reserved], ["free", "free", bytes(free, full), !free]]);
   }
 
   legend(key, rows) {
@@ -116,6 +144,10 @@ export class Figures {
       }));
       this.legends.set(key, [...this.find(key).querySelectorAll("b")]);
     }
-    this.legends.get(key).forEach((node, i) => { if (node.textContent !== rows[i][2]) node.textContent = rows[i][2]; });
+    this.legends.get(key).forEach((node, i) => {
+      const [, , text, none = false] = rows[i];
+      if (node.textContent !== text) node.textContent = text;
+      node.parentElement.hidden = none;
+    });
   }
 }

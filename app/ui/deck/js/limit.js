@@ -15,13 +15,21 @@ const NAMES = {
   delivery: ["delivery", "Between two tokens: text, what ends an answer, and whatever takes the token"],
 };
 
+/** A pass of the frame: what it is called, its milliseconds by part, and their sum. */
+export const passOf = ({ step, decode }, i) => `pass ${step[i]}, ${decode[i] ? "decode" : "prefill"}`;
+export const partsOf = ({ limit, step }, i) => Object.fromEntries(limit.names.map((name, row) => [name, limit.by_pass[row * step.length + i]]));
+export const timeOf = (frame, i) => Object.values(partsOf(frame, i)).reduce((sum, ms) => sum + ms, 0);
+
+const FIRST = 5; // parts in the legend while no token was computed
+
 export class TokenTime extends Timeline {
   constructor(canvas, colours, find) { super(canvas, colours); this.find = find; }
 
   draw(frame) {
     super.draw(frame);
-    this.words(frame.limit);
-    this.legend(frame.limit);
+    if (this.pass === null) this.words(frame.limit);
+    else this.text(`${passOf(frame, this.pass)}: ${short(timeOf(frame, this.pass))} ms`);
+    this.legend(frame.limit, this.pass === null ? frame.limit.parts_ms : partsOf(frame, this.pass));
   }
 
   parts({ limit, step }) {
@@ -29,17 +37,20 @@ export class TokenTime extends Timeline {
     return limit.names.map((name, row) => [limit.by_pass.subarray(row * n, (row + 1) * n), `t-${name}`]);
   }
 
-  extra(surface, box, top) { this.level(surface, box, top, this.frame.limit.limit_ms, "limit", "text"); }
-
-  words({ share, limit_ms, total_ms, tokens, emulated_link, policies_compared }) {
-    const node = this.find("tpot-text");
-    const text = share === null ? "ms" : `${Math.round(100 * share)} % of the speed limit: ${short(limit_ms)} of ${short(total_ms)} ms, last ${tokens} tokens${emulated_link ? ", emulated link" : ""}${policies_compared ? "" : "; policies not compared yet"}`;
-    if (node.textContent !== text) node.textContent = text;
+  extra(surface, box, top) {
+    const { limit_ms, policies_compared } = this.frame.limit;
+    this.level(surface, box, top, limit_ms, `limit ${short(limit_ms)}${policies_compared ? "" : ", policies not compared yet"}`, "text");
   }
 
-  /** Every part that took time, with its mean. */
-  legend({ names, parts_ms }) {
-    const shown = names.filter((name) => !parts_ms || parts_ms[name] >= 5e-4 || name === "computing"), list = this.find("tpot-legend");
+  words({ share, tokens, emulated_link }) {
+    this.text(share === null ? "ms" : `${Math.round(100 * share)} % of the speed limit, last ${tokens}${emulated_link ? ", emulated link" : ""}`);
+  }
+
+  text(value) { const node = this.find("tpot-text"); if (node.textContent !== value) node.textContent = value; }
+
+  /** Every part that took time, with its mean, or its time in the pass that is looked at. */
+  legend({ names, parts_ms: means }, parts_ms) {
+    const shown = names.filter((name, i) => (!means && i < FIRST) || means?.[name] >= 5e-4 || parts_ms?.[name] >= 5e-4 || name === "computing"), list = this.find("tpot-legend");
     if (this.listed !== shown.join()) {
       this.listed = shown.join();
       list.querySelectorAll("[data-part]").forEach((item) => item.remove());
@@ -58,9 +69,8 @@ export class TokenTime extends Timeline {
   }
 
   lines(i) {
-    const { limit, step, hits, requests, labelled, ...frame } = this.frame, n = step.length, parts = limit.names.map((name, row) => [name, limit.by_pass[row * n + i]]);
-    const total = parts.reduce((sum, [, ms]) => sum + ms, 0);
-    return [`${total.toFixed(2)} ms = ${parts.filter(([, ms]) => ms >= 0.005).map(([name, ms]) => `${NAMES[name][0]} ${ms.toFixed(2)}`).join(" + ")}`,
+    const { hits, requests, labelled, ...frame } = this.frame, parts = Object.entries(partsOf(this.frame, i));
+    return [`${timeOf(this.frame, i).toFixed(2)} ms = ${parts.filter(([, ms]) => ms >= 0.005).map(([name, ms]) => `${NAMES[name][0]} ${ms.toFixed(2)}`).join(" + ")}`,
       `${hits[i]} of ${requests[i]} requests hit`,
       ...(labelled ?? []).map(({ name, label, unit }) => `${label} ${short(frame[name][i])} ${unit}`)];
   }

@@ -10,10 +10,10 @@ import { Figures } from "./figures.js";
 import { Regret } from "./regret.js";
 import { Changed, Entropy, Missing } from "./lossy.js";
 import { Quality } from "./quality.js";
+import { Tabs } from "./tabs.js";
 import * as tools from "./tools.js";
 
 const EVERY_MS = 250, RETRY_MS = 1500;
-const ROW_SPACE = 32; // of the residency map: its lower axis
 const MOVES = { ArrowLeft: [-1, 0], ArrowRight: [1, 0], ArrowUp: [0, -1], ArrowDown: [0, 1] };
 
 class Deck {
@@ -24,14 +24,18 @@ class Deck {
     this.residency = new Residency(canvas("residency"), colours);
     const regret = new Regret(root, this.find, colours, (policy) => trigger("select", { policy }));
     this.entropy = new Entropy(canvas("entropy"), colours);
-    this.panels = [this.residency, new Changed(canvas("changed"), colours), this.entropy, new Missing(canvas("missing"), colours), regret,
-      new TokenTime(canvas("tpot"), colours, this.find), new LinkTraffic(canvas("link"), colours), new Pairs(canvas("pairs"), colours, this.find),
-      new Layers(canvas("layers"), colours)];
+    this.timeline = [new TokenTime(canvas("tpot"), colours, this.find), new LinkTraffic(canvas("link"), colours)];
+    this.panels = [this.residency, ...this.timeline, new Changed(canvas("changed"), colours), this.entropy, new Missing(canvas("missing"), colours), regret,
+      new Pairs(canvas("pairs"), colours, this.find), new Layers(canvas("layers"), colours)];
     this.quality = new Quality(this.find);
     this.figures = new Figures(this.find);
-    Object.assign(this, { frame: null, since: "", frames: 0 });
+    this.tabs = new Tabs(this.find("tabs"), () => this.paint());
+    Object.assign(this, { frame: null, since: "", frames: 0, pass: null });
     this.panels.forEach((panel) => this.listen(panel));
-    tools.start(root, (paused) => { Object.assign(this, { paused, since: "" }); });
+    tools.start(root, (paused) => {
+      Object.assign(this, { paused, since: "" });
+      if (!paused) this.look(null);
+    });
     this.find("layer").addEventListener("change", () => this.select(+this.find("layer").value));
     const redraw = () => { this.colours = palette(root); this.paint(); };
     new ResizeObserver(redraw).observe(root);
@@ -49,16 +53,18 @@ class Deck {
   shape({ layers }) {
     const list = this.find("layer");
     if (list.options.length === layers) return;
-    this.residency.canvas.style.height = `${Math.max(ROW_SPACE + 72, Math.min(ROW_SPACE + 190, ROW_SPACE + 22 * layers))}px`;
+    this.residency.canvas.style.setProperty("--layers", layers);
     list.replaceChildren(...Array.from({ length: layers }, (_, i) => new Option(i, i)));
     this.select(Math.min(this.residency.layer, layers - 1));
   }
 
   paint() {
     if (!this.frame || !this.root.offsetParent) return;
+    this.root.dataset.regret = this.frame.regret?.state ?? "off";
+    this.tabs.offer({ policies: Boolean(this.frame.regret), lossy: Boolean(this.frame.lossy) });
     this.lossy(this.frame);
-    this.figures.draw(this.frame);
-    for (const panel of this.panels) panel.draw(this.frame);
+    this.figures.draw(this.frame, this.pass);
+    for (const panel of this.panels) if (panel.canvas.offsetParent) panel.draw(this.frame);
     if (this.hovered && !this.hovered.panel.ready) this.point(this.hovered.panel, null);
     if (this.hovered) this.tip(this.hovered.panel, this.hovered.panel.cursor);
   }
@@ -81,6 +87,7 @@ class Deck {
 
   show(frame) {
     this.since = frame.version;
+    if (frame.model !== this.frame?.model && this.pass !== null) this.look(null);
     this.frame = frame.model === null ? null : frame;
     if (this.frame) {
       this.shape(frame.shape);
@@ -116,9 +123,10 @@ class Deck {
 
   key(panel, event) {
     if (event.key === "Enter" && panel === this.residency && panel.cursor) return this.select(panel.cursor.row);
-    if (event.key === "Escape" && (panel.cursor ?? null) !== null) {
+    if (event.key === "Escape" && ((panel.cursor ?? null) !== null || this.pass !== null)) {
       event.preventDefault(); // it would stop the answer
-      return this.point(panel, null);
+      this.point(panel, null);
+      return this.look(null);
     }
     const step = MOVES[event.key];
     if (!step || !panel.ready) return;
@@ -132,6 +140,14 @@ class Deck {
     this.hovered = key === null ? null : { panel };
     if (this.frame) panel.draw(this.frame);
     this.tip(panel, key);
+    if (this.paused && key !== null && this.timeline.includes(panel)) this.look(panel.first + key);
+  }
+
+  /** While the charts are paused, the key figures are those of one pass, until another one is pointed at. */
+  look(pass) {
+    this.pass = pass;
+    for (const line of this.timeline) line.pass = pass;
+    this.paint();
   }
 
   tip(panel, key) {

@@ -4,13 +4,16 @@
 import { begin, cells, label, note, pixel, ticks } from "./paint.js";
 
 export const PLACES = ["host", "in flight", "resident", "hit now", "disk", "in part"]; // as core.types.Residence numbers them
-const LEFT = 34, BOTTOM = 30, TOP = 2;
+const LEFT = 38, BOTTOM = 30, CORNER = 17, TOP = 2; // below: two lines, or one where the name fits beside its numbers
 
 /** A grid of rows x cols with numbered axes; the base of all of them. */
 export class Grid {
   constructor(canvas, colours, names) { Object.assign(this, { canvas, colours, names }); this.cursor = null; }
 
-  frameBox() { return { x: LEFT, y: TOP, w: this.canvas.clientWidth - LEFT - 2, h: this.canvas.clientHeight - TOP - BOTTOM }; }
+  frameBox() { return { x: LEFT, y: TOP, w: this.canvas.clientWidth - LEFT - 2, h: this.canvas.clientHeight - TOP - (this.inCorner ? CORNER : BOTTOM) }; }
+
+  /** Whether the name of the lower axis stands left of its numbers. */
+  get inCorner() { return this.names[1] === "expert"; }
 
   axes(surface, box, rows, cols) {
     const { g } = surface, c = this.colours();
@@ -21,7 +24,8 @@ export class Grid {
 
   titles({ g }, box) {
     const c = this.colours();
-    label(g, this.names[1], box.x + box.w / 2, box.y + box.h + 23, c.mute, "center");
+    if (this.inCorner) label(g, this.names[1], 0, box.y + box.h + 9, c.mute);
+    else label(g, this.names[1], box.x + box.w / 2, box.y + box.h + 23, c.mute, "center");
     g.save(); g.translate(8, box.y + box.h / 2); g.rotate(-Math.PI / 2); label(g, this.names[0], 0, 0, c.mute, "center"); g.restore();
   }
 

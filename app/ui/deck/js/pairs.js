@@ -32,7 +32,6 @@ export class Pairs extends Grid {
   say(frame, able, buddies) {
     this.find("views").hidden = !able;
     for (const button of this.find("views").children) button.setAttribute("aria-pressed", button.dataset.view === (buddies ? "buddies" : "together"));
-    this.find("pairs-title").hidden = able;
     this.text("ramp-min", buddies ? "never" : "0");
     this.text("ramp-max", buddies ? share(frame.lossy.buddies_max) : `${frame.coactivation_max}`);
     this.text("ramp-unit", buddies ? "q" : "tokens, log scale");

@@ -16,8 +16,6 @@ export class Regret {
   draw(frame) {
     const comparison = frame.regret, ready = comparison?.state === "ready";
     Object.assign(this, { comparison, ready, lossy: Boolean(frame.lossy), cursor: ready ? this.cursor : null });
-    this.root.dataset.regret = comparison?.state ?? "off";
-    this.find("regret").hidden = !comparison;
     if (!comparison) return;
     this.text("regret-text", ready ? summary(comparison) : comparison.title);
     this.text("regret-note", ready ? remark(comparison, this.lossy) : "");

@@ -2,13 +2,16 @@
 
 import { begin, label, niceStep, note, short } from "./paint.js";
 
-const LEFT = 36, TOP = 8, BOTTOM = 16;
+const LEFT = 36, TOP = 8, BOTTOM = 16, BARE = 5; // below: what the axis is, or nothing where another chart says it
 export const SHOWN = 120;
 
 export class Timeline {
-  constructor(canvas, colours) { Object.assign(this, { canvas, colours, shown: SHOWN }); this.cursor = null; }
+  constructor(canvas, colours) { Object.assign(this, { canvas, colours, shown: SHOWN, cursor: null, pass: null }); } // pass: the one that is looked at, of the frame's
 
-  box() { return { x: LEFT, y: TOP, w: this.canvas.clientWidth - LEFT - 4, h: this.canvas.clientHeight - TOP - BOTTOM }; }
+  box() { return { x: LEFT, y: TOP, w: this.canvas.clientWidth - LEFT - 4, h: this.canvas.clientHeight - TOP - (this.bare ? BARE : BOTTOM) }; }
+
+  /** Whether the chart below has the axis of both. */
+  get bare() { return this.canvas.dataset.axis === "below" && !this.canvas.closest(".large"); }
 
   draw(frame) {
     const surface = begin(this.canvas), { g } = surface, c = this.colours(), box = this.box(), n = frame.step.length;
@@ -32,7 +35,11 @@ export class Timeline {
     }
     this.extra(surface, box, top);
     this.marks(surface, box, width);
-    if (this.cursor !== null) { g.fillStyle = c.text; g.globalAlpha = 0.18; g.fillRect(box.x + this.cursor * width, box.y, width, box.h); g.globalAlpha = 1; }
+    for (const at of new Set([this.cursor, this.pass === null ? null : this.pass - this.first])) {
+      if (at === null) continue;
+      g.fillStyle = c.text; g.globalAlpha = 0.18; g.fillRect(box.x + at * width, box.y, width, box.h); g.globalAlpha = 1;
+    }
+    if (this.pass !== null) { g.fillStyle = c.mark; g.fillRect(box.x + (this.pass - this.first + 0.5) * width - 0.75, box.y, 1.5, box.h); }
   }
 
   /** The top of the axis: what decode needs, without letting a rare spike flatten the rest. */
@@ -52,6 +59,7 @@ export class Timeline {
       g.fillStyle = c.grid; g.fillRect(box.x, y, box.w, 1);
       label(g, short(v).replace(/(\.\d*?)0+$/, "$1").replace(/\.$/, ""), LEFT - 6, y, c.mute, "right");
     }
+    if (this.bare) return;
     label(g, `last ${SHOWN} passes`, box.x, box.y + box.h + 10, c.mute);
     label(g, "now", box.x + box.w, box.y + box.h + 10, c.mute, "right");
   }
@@ -91,7 +99,7 @@ export class Timeline {
 
   where(k) { const box = this.box(); return [box.x + ((k + 0.5) * box.w) / SHOWN, box.y + box.h / 2]; }
 
-  move(k, dx) { return Math.min(this.count - 1, Math.max(0, (k ?? this.count) + dx)); }
+  move(k, dx) { return Math.min(this.count - 1, Math.max(0, (k ?? (this.pass === null ? this.count : this.pass - this.first)) + dx)); }
 
   tell(k) {
     const i = this.first + k, f = this.frame, notes = [...(this.markAt.get(k) ?? []), ...((k === this.count - 1 && this.markAt.get(k + 1)) || [])];
@@ -106,6 +114,8 @@ export class Timeline {
     const c = this.colours(), y = box.y + box.h - (value / top) * box.h;
     g.strokeStyle = c[colour]; g.lineWidth = 1; g.setLineDash([2, 3]);
     g.beginPath(); g.moveTo(box.x, y); g.lineTo(box.x + box.w, y); g.stroke(); g.setLineDash([]);
+    const room = g.measureText(name).width + 4;
+    g.fillStyle = c.card; g.globalAlpha = 0.8; g.fillRect(box.x + box.w - room, y - 12, room, 11); g.globalAlpha = 1;
     label(g, name, box.x + box.w - 2, y - 6, c[colour], "right");
   }
 }
@@ -122,6 +132,9 @@ export class LinkTraffic extends Timeline {
     }
     return this.rates;
   }
+
+  /** What was moved is said by the chart above, as long as both stand close. */
+  flag(...how) { if (this.canvas.closest(".large")) super.flag(...how); }
 
   extra(surface, box, top) {
     this.peak(surface, box, top);

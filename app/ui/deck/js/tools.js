@@ -2,21 +2,21 @@
 
 const MARGIN = 14, TITLE = 26; // of a saved picture, in CSS pixels
 
-/** Add the buttons to the cards that have a chart, and a switch that calls `paused(on)`. */
+/** Add the buttons to every chart, and a switch that calls `paused(on)`. */
 export function start(root, paused) {
-  for (const canvas of root.querySelectorAll(".card canvas")) {
-    const card = canvas.closest(".card"), title = () => card.querySelector("h4").firstChild.textContent.trim();
+  for (const chart of root.querySelectorAll("[data-chart]")) {
+    const title = chart.dataset.chart;
     const larger = button("⤢", (node) => {
-      const large = card.classList.toggle("large");
-      name(node, large ? "Make it smaller" : "Enlarge", title());
-      card.scrollIntoView({ block: "nearest" });
+      const large = chart.classList.toggle("large");
+      name(node, large ? "Make it smaller" : "Enlarge", title);
+      chart.scrollIntoView({ block: "nearest" });
     });
-    const save = button("↓", () => download(canvas, root, title()));
-    for (const [node, what] of [[larger, "Enlarge"], [save, "Save as a picture"]]) name(node, what, title());
+    const save = button("↓", () => download(chart.querySelector("canvas"), root, title));
+    for (const [node, what] of [[larger, "Enlarge"], [save, "Save as a picture"]]) name(node, what, title);
     const tools = document.createElement("span");
     tools.className = "tools";
     tools.append(larger, save);
-    card.append(tools);
+    chart.append(tools);
   }
   const pause = root.querySelector('[data-k="pause"]');
   pause.addEventListener("click", () => {

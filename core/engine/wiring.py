@@ -31,6 +31,7 @@ from core.policy.eviction import policy_maker
 from core.policy.throttle import Throttle
 from core.profile import Profile
 from core.runtime.device_decode import DeviceDecode
+from core.runtime.draft_head import DraftHead, HeadSink
 from core.runtime.expert_math import ExpertMath
 from core.runtime.host_compute import HostCompute
 from core.runtime.kv_cache import KVCache
@@ -145,7 +146,7 @@ def _around(
     prefetcher = Prefetcher(
         passes.expert_cache, predictor_host, prediction.throttle, recorder, prediction.capture, shape.encoder_layers
     )
-    modules = [site.module for site in sites]
+    modules = [site.module for site in loaded.cached_sites]
     host = HostCompute(passes.math, modules, passes.expert_cache, loaded.store, transfers)
     step = MoEStep(passes.math, passes.expert_cache, transfers, recorder, prefetcher, miss, host)
     passes.hooked.dispatch.usual = step
@@ -168,7 +169,8 @@ def _around(
         ),
     )
     program = passes.hooked.program if recorder.counts_steps else None
-    drafter = Drafter(program, min(loaded.sizes.chunk - 1, kv.revocable))
+    head = _head(loaded, passes, transfers, memory.pool) if program is not None else None
+    drafter = Drafter(program, min(loaded.sizes.chunk - 1, kv.revocable), head)
     parts = EngineParts(memory, prediction, Telemetry(shape), recorder, device_decode, host, drafter)
     begin(plan.spec.settings, parts)
     return Wiring(
@@ -181,6 +183,15 @@ def _around(
         Pipeline(passes.hooked, step, threads, device_decode),
         Pipeline(passes.hooked, passes.measured, threads),
     )
+
+
+def _head(loaded: LoadedModel, passes: PassWiring, transfers: TransferEngine, pool: KVPool) -> DraftHead | None:
+    """What guesses tokens by the model's head, in passes that are recorded apart."""
+    if loaded.head is None:
+        return None
+    sink = HeadSink(passes.expert_cache, transfers)
+    step = MoEStep(passes.math, passes.expert_cache, transfers, sink)
+    return DraftHead(loaded.head, passes.hooked.dispatch, step, sink, loaded.plan.context, pool.head)
 
 
 def _passes(loaded: LoadedModel, transfers: TransferEngine, controller: SettingsController) -> PassWiring:

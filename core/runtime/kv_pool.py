@@ -4,6 +4,7 @@ from collections.abc import Callable
 
 from transformers import PreTrainedModel
 
+from core.hf.reserved_tensor import Allocated
 from core.runtime.kv_cache import KVCache
 from core.runtime.sequence_kv import SequenceKV
 
@@ -19,12 +20,13 @@ class KVPool:
         self._model, self._room, self._bytes_of = model, room, bytes_of
         self._taken: dict[KVCache, int] = {}  # bytes of each that is in use
         self.chatting = False  # an answer uses the chats' memory while others use theirs
+        self.head = Allocated()  # by a head that drafts tokens
 
     @property
     def bytes(self) -> int:
         """Device bytes allocated now. May be read from any thread."""
         others = sum([memory.bytes for memory in tuple(self._taken)]) if self._taken else 0
-        return self.chat.bytes + others
+        return self.chat.bytes + self.head.bytes + others
 
     @property
     def has_chat_room(self) -> bool:

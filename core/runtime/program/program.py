@@ -59,6 +59,7 @@ class Program:
         self.form, self._kernels = bind(model, sites, context), kernels
         self._parts, self._memory = self.form.parts, Memory()
         self._kept: dict[object, Built] = {}
+        self._latest: Built | None = None
         self.built_s = 0.0  # what building steps has taken, within passes
 
     @torch.inference_mode()
@@ -79,6 +80,7 @@ class Program:
         logits = torch.empty(len(built.normed), form.head.outputs)
         built.steps.change(built.logits, [logits.data_ptr()])
         self._run(built, first, experts, hits)
+        self._latest = built
         for kv, _, count, _ in texts:
             kv.memory.grow(kv, count)
             kv.whole = True
@@ -87,6 +89,18 @@ class Program:
         if form.logits_cap:
             capped(logits, form.logits_cap)
         return logits
+
+    @torch.inference_mode()
+    def states(self) -> torch.Tensor:
+        """[T, H] fp32: the residual stream of all rows of the latest pass, after the last layer."""
+        built, form = self._latest, self.form
+        assert built is not None
+        states = torch.add(built.rows.x, built.rows.delta, alpha=form.residual_scale)
+        if form.layers[-1].factor is not None:
+            states.mul_(form.layers[-1].factor)
+        for rows in built.kept:  # which have it already
+            states[rows] = built.rows.x[rows]
+        return states
 
     def _check(self, tokens: Sequence[int], positions: Sequence[int]) -> None:
         """Raises IndexError where the tables of embeddings or angles have no such row."""

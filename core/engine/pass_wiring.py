@@ -31,6 +31,7 @@ from core.runtime.moe_step import MoEStep
 from core.runtime.out_of_memory import shortage
 from core.runtime.pipeline import HookedModel, Pipeline, StepDispatch
 from core.runtime.product_trials import choose_products, make_math
+from core.runtime.program.bind import bind
 from core.runtime.program.experts import ExpertKernels, FastMath
 from core.runtime.program.program import Program
 from core.runtime.step_sink import NullSink
@@ -102,7 +103,7 @@ def _arithmetic(loaded: LoadedModel, modules: Sequence[Any]) -> tuple[Program | 
         else:
             math: list[ExpertMath] = [FastMath(module, plan.codec, kernels) for module in modules]
             try:
-                return Program(loaded.model, loaded.sites, kernels, plan.context), math, ""
+                return Program(bind(loaded.model, loaded.sites, plan.context), kernels), math, ""
             except ModelError as error:
                 return None, math, str(error)
     return None, make_math(modules, plan.codec), fallback

@@ -137,14 +137,21 @@ class MtpHead:
         return found
 
     @torch.inference_mode()
+    def joined(self, hidden: torch.Tensor, tokens: Sequence[int]) -> torch.Tensor:
+        """[T, H] what its layer gets of normed states `hidden` [T, H] and the token after each."""
+        layer = self.layer
+        embedded = self.inner.embed_tokens(torch.tensor(tokens, device=layer.eh_proj.weight.device))
+        both = layer.enorm(embedded), layer.hnorm(hidden.to(embedded.dtype))
+        found: torch.Tensor = layer.eh_proj(torch.cat(both, -1))
+        return found
+
+    @torch.inference_mode()
     def states(self, hidden: torch.Tensor, tokens: Sequence[int], first: int, cache: "HeadCache") -> torch.Tensor:
         """[T, H], normed, of the normed states `hidden` [T, H] at the positions from `first` on, and the token after
         each. `cache` holds what came before, and then them. These states, and the token that is guessed from the last
         one, are what a further guess is made from (arXiv 2412.19437, section 2.2, one module for every depth)."""
-        layer, device = self.layer, self.layer.eh_proj.weight.device
-        embedded = self.inner.embed_tokens(torch.tensor([tokens], device=device))
-        both = layer.enorm(embedded), layer.hnorm(hidden[None].to(embedded.dtype))
-        x = layer.eh_proj(torch.cat(both, -1))
+        layer, x = self.layer, self.joined(hidden, tokens)[None]
+        device = x.device
         positions = torch.arange(first, first + len(tokens), device=device)[None]
         mask = create_causal_mask(config=self.config, inputs_embeds=x, attention_mask=None, **{CACHE: cache.cache})
         x = layer(

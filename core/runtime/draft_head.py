@@ -12,15 +12,16 @@ import torch
 
 from core.cache.expert_cache import ExpertCache
 from core.hf.head import MtpHead
-from core.hf.reserved_tensor import Allocated
 from core.memory.transfer import TransferEngine
 from core.runtime.batch import Batch, Share
+from core.runtime.head_passes import Guessed, HeadPasses
 from core.runtime.moe_step import MoEStep
 from core.runtime.pipeline import StepDispatch
 from core.runtime.step_sink import NullSink, Requests
 from core.types import Outcome
 
 MOST = 512  # states that wait
+TRIED = 6  # random ones, of a trial
 
 
 class HeadUse(NamedTuple):
@@ -59,21 +60,39 @@ class DraftHead:
     """Of one loaded model, for one text at a time. Between two passes of the model, on the computing thread."""
 
     def __init__(
-        self, head: MtpHead, dispatch: StepDispatch, step: MoEStep, sink: HeadSink, context: int, allocated: Allocated
+        self, head: MtpHead, passes: HeadPasses, dispatch: StepDispatch, step: MoEStep, sink: HeadSink
     ) -> None:
-        """`step`: computes its experts, and reports them to `sink`. Keys and values of up to `context` positions count
-        in `allocated`."""
-        self._head, self._dispatch, self._step, self._sink = head, dispatch, step, sink
-        self._cache = head.cache(context, allocated)
+        """`step`: computes its experts in the `passes`, and reports them to `sink`."""
+        self._head, self.passes, self._dispatch, self._step, self._sink = head, passes, dispatch, step, sink
         self.forget()
+
+    @property
+    def bytes(self) -> int:
+        """What its keys and values take."""
+        return self.passes.bytes
+
+    def prefer(self, other: HeadPasses, close: float) -> float:
+        """Compute by others, if the logits of some random states differ from those of the present ones by no more than
+        this share of their size -> by how much they do. Nothing is kept of a text."""
+        draw, width = torch.Generator().manual_seed(0), self._head.config.hidden_size
+        hidden, tokens = torch.randn(TRIED, width, generator=draw), list(range(1, 1 + TRIED))
+        normed, both = self._head.normed(hidden), (self.passes, other)
+        wanted, found = (self._computed(one, normed, tokens, 0).logits for one in both)
+        off = float((found.float() - wanted.float()).norm() / wanted.float().norm())
+        self.passes.cut(0)
+        other.cut(0)
+        if off <= close:
+            self.passes = other
+        self._sink.take()
+        return off
 
     def forget(self) -> None:
         """What comes next belongs to no text that is known."""
         self._text: Sequence[int] = []
         self._first = self._done = self._end = 0  # positions: of the first key, after the last, and after all states
         self._waiting: list[torch.Tensor] = []  # states [t, H] at the positions from `_done` to `_end`
-        self._last: torch.Tensor | None = None  # [1, H] the head's state at the last of its positions
-        self._cache.cut(0)
+        self._last: Guessed | None = None  # at the last of its positions
+        self.passes.cut(0)
 
     def seen(self, ids: Sequence[int], first: int, states: torch.Tensor) -> None:
         """The model has computed its last states [t, H], before their norm, of the tokens of `ids` from number `first`
@@ -84,7 +103,7 @@ class DraftHead:
         self._text = [*ids]
         if self._end - self._done > MOST:
             kept = torch.cat(self._waiting)[-MOST:].clone()
-            self._cache.cut(0)
+            self.passes.cut(0)
             self._first = self._done = self._end - MOST
             self._waiting = [kept]
 
@@ -96,7 +115,7 @@ class DraftHead:
         if done < self._done:  # other tokens follow there, and the states are gone
             self._waiting, end = [], done
             if done > self._first:
-                self._cache.cut(done - self._first)
+                self.passes.cut(done - self._first)
         elif end < self._end:
             self._waiting = [torch.cat(self._waiting)[: end - done]] if end > done else []
         self._done, self._end = done, end
@@ -104,7 +123,7 @@ class DraftHead:
             self.forget()
             self._first = self._done = self._end = at
         elif done == self._first:
-            self._cache.cut(0)
+            self.passes.cut(0)
 
     def ready(self, ids: Sequence[int]) -> bool:
         """Whether it can guess what follows `ids`: the states of all tokens but the last one are known."""
@@ -114,27 +133,27 @@ class DraftHead:
         """Compute the states that wait. `ready(ids)`."""
         if self._waiting:
             states, self._waiting = torch.cat(self._waiting), []
-            found = self._states(states, ids[self._done + 1 : self._end + 1], self._done)
-            self._done, self._last = self._end, found[-1:]
+            self._last = self._computed(self.passes, states, ids[self._done + 1 : self._end + 1], self._done)
+            self._done = self._end
 
     def guess(self, ids: Sequence[int], count: int) -> list[int]:
         """The `count` tokens that are likeliest to follow `ids`, each after the one before. `ready(ids)`."""
         self.read(ids)
-        state, tokens = self._last, list[int]()
-        assert state is not None
+        found, tokens = self._last, list[int]()
+        assert found is not None
         for at in range(self._end, self._end + count):
             if tokens:
-                state = self._states(state, tokens[-1:], at - 1)
-            tokens.append(int(self._head.logits(state).argmax()))
-        self._cache.cut(self._done - self._first)  # of those of guesses, nothing stays
+                found = self._computed(self.passes, found.state, tokens[-1:], at - 1)
+            tokens.append(int(found.logits.argmax()))
+        self.passes.cut(self._done - self._first)  # of those of guesses, nothing stays
         return tokens
 
-    def _states(self, states: torch.Tensor, tokens: Sequence[int], first: int) -> torch.Tensor:
+    def _computed(self, by: HeadPasses, states: torch.Tensor, tokens: Sequence[int], first: int) -> Guessed:
         step = self._step
         step.begin(Batch("decode", (Share(tokens),)))
         try:
             with self._dispatch.to(step):
-                return self._head.states(states, tokens, first, self._cache)
+                return by.compute(states, tokens, first, self._dispatch, step)
         except BaseException:
             step.expert_cache.abandon()
             self.forget()

@@ -18,6 +18,7 @@ from core.engine.drafter import HEAD_MATCHED
 from core.importing import import_model
 from core.runtime import draft_head
 from core.runtime.draft_head import MOST, DraftHead
+from core.runtime.head_passes import Guessed, ModulePasses, ProgramPasses
 from core.settings.config import Settings
 from core.settings.loading import LoadSpec
 from core.settings.sampling import Sampling
@@ -68,6 +69,7 @@ def test_no_bit_depends_on_the_head(arch: str, tmp_path: Path) -> None:
     for path in (model, pack):
         with engine_of(path) as engine:
             assert engine.loaded.head is not None
+            assert isinstance(engine.parts.memory.pool.head.passes, ProgramPasses)
             for count in (None, 1, 3, 8):
                 guessing(engine, count)
                 tokens, found = bits(engine, PROMPT)
@@ -155,6 +157,26 @@ def test_changes_in_the_middle(engine: Engine) -> None:
         assert said == wanted
         engine.expert_cache.check_integrity()
     engine.change({"budget": "50%", "scope": "layer", "predictor": "none"})
+
+
+@torch.inference_mode()
+def test_native_steps_are_the_modules(engine: Engine) -> None:
+    """Over a text whose beginning it does not see, in pieces, and after what was cut away."""
+    head, own = engine.parts.memory.pool.head, engine.loaded.head
+    assert isinstance(head, DraftHead) and own is not None
+    draw, at, kept = torch.Generator().manual_seed(1), 5, 0
+    modules, width = ModulePasses(own, 128), own.config.hidden_size
+    head.forget()
+    for rows, cut in ((9, 0), (1, 1), (1, 0), (40, 33), (2, 0), (1, 0)):
+        hidden = torch.randn(rows, width, generator=draw)
+        tokens = torch.randint(256, (rows,), generator=draw).tolist()
+        steps, wanted = (head._computed(one, own.normed(hidden), tokens, at) for one in (head.passes, modules))
+        for found, other in zip(steps, wanted, strict=True):
+            torch.testing.assert_close(found, other, atol=2e-4, rtol=2e-4)
+        at, kept = at + rows - cut, kept + rows - cut
+        for one in (head.passes, modules):
+            one.cut(kept)
+    head.forget()
 
 
 def test_its_experts_are_counted_apart(engine: Engine) -> None:
@@ -251,25 +273,23 @@ class Kept:
 
 
 class Fake:
-    """In place of a head: its state says at which position it is, and its guess is what it has kept."""
+    """In place of a head and its passes, which keep what they are given."""
 
     def __init__(self) -> None:
         self.kept = Kept()
 
-    def cache(self, *_: object) -> Kept:
-        return self.kept
-
     def normed(self, states: torch.Tensor) -> torch.Tensor:
         return states
 
-    def states(self, hidden: torch.Tensor, tokens: list[int], first: int, cache: Kept) -> torch.Tensor:
+    def compute(self, hidden: torch.Tensor, tokens: list[int], first: int, *_: object) -> Guessed:
         assert len(hidden) == len(tokens)
-        assert not cache.rows or cache.rows[-1][0] == first - 1, "without a gap"
-        cache.rows += [(first + at, float(hidden[at]), token) for at, token in enumerate(tokens)]
-        return torch.full((len(tokens), 1), -1.0)
+        rows = self.kept.rows
+        assert not rows or rows[-1][0] == first - 1, "without a gap"
+        rows += [(first + at, float(hidden[at]), token) for at, token in enumerate(tokens)]
+        return Guessed(torch.tensor([[-1.0]]), torch.tensor([0.0, 1.0]))
 
-    def logits(self, states: torch.Tensor) -> torch.Tensor:
-        return torch.tensor([0.0, 1.0])
+    def cut(self, length: int) -> None:
+        self.kept.cut(length)
 
 
 class Quiet:
@@ -293,7 +313,7 @@ def test_what_it_keeps_is_of_the_text() -> None:
     guesses = 0
     for seed in range(300):
         draw, fake = random.Random(seed), Fake()
-        head: Any = DraftHead(fake, Dispatch(), Quiet(), Quiet(), 4096, None)  # type: ignore[arg-type]
+        head: Any = DraftHead(fake, fake, Dispatch(), Quiet(), Quiet())  # type: ignore[arg-type]
         ids, computed = [1], 0
         for _ in range(draw.randint(1, 12)):
             if draw.random() < 0.3:  # another text, which begins as this one did, and goes on from a kept KV
@@ -324,7 +344,7 @@ def test_of_a_long_prompt_it_reads_the_end(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(draft_head, "MOST", 8)
     assert MOST > 8
     fake = Fake()
-    head: Any = DraftHead(fake, Dispatch(), Quiet(), Quiet(), 4096, None)  # type: ignore[arg-type]
+    head: Any = DraftHead(fake, fake, Dispatch(), Quiet(), Quiet())  # type: ignore[arg-type]
     ids = list(range(30))
     for begin in (0, 10, 20):
         states = torch.tensor([[state_of(ids, at)] for at in range(begin, begin + 10)])

@@ -55,11 +55,19 @@ class ModelShape:
     expert_bytes: int
     encoder_layers: int = 0
     """The first so many layers compute a prompt, and only that; the others the answer. 0: all compute both."""
+    heads: int = 0
+    """MoE layers of a head that drafts tokens. They are cached after `layers`, and no pass over the model computes
+    them: routing, hit rates and maps of residents are those of `layers` alone."""
+
+    @property
+    def cached_layers(self) -> int:
+        """MoE layers whose experts are cached."""
+        return self.layers + self.heads
 
     @property
     def total(self) -> int:
-        """Routed experts in the whole model."""
-        return self.layers * self.experts
+        """Routed experts that are cached."""
+        return self.cached_layers * self.experts
 
 
 @dataclass(frozen=True, slots=True)

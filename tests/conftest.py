@@ -109,14 +109,14 @@ def _models_of_one_config_are_measured_once() -> Iterator[None]:
 
     real, known = plan._outlined, {}
 
-    def outlined(path: Path, changed: tuple[int, ...], dtype: str) -> Any:
+    def outlined(path: Path, changed: tuple[int, ...], dtype: str, head: bool) -> Any:
         config = path / "config.json"
         text = config.read_text(encoding="utf-8") if config.is_file() else ""
         if changed != stamp(path) or (dtype == "auto" and 'dtype"' not in text):  # else its weights tell
-            return real(path, changed, dtype)
-        if (text, dtype) not in known:
-            known[text, dtype] = real(path, changed, dtype)
-        return known[text, dtype]
+            return real(path, changed, dtype, head)
+        if (text, dtype, head) not in known:
+            known[text, dtype, head] = real(path, changed, dtype, head)
+        return known[text, dtype, head]
 
     plan._outlined = outlined  # type: ignore[assignment]
     yield

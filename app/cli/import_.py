@@ -35,6 +35,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "with as many (default: 1, whole)",
     )
     parser.add_argument(
+        "--no-head",
+        action="store_true",
+        help="leave out the head that predicts further tokens (MTP), which drafts can use, where the model has one",
+    )
+    parser.add_argument(
         "--out",
         type=expanded,
         metavar="DIR",
@@ -68,6 +73,7 @@ def run(args: argparse.Namespace) -> int:
             args.out or default,
             format=args.format,
             blocks=args.blocks,
+            head=not args.no_head,
             progress=bar.show,
             download=args.download or agreed(args.source),
             planned=planned,
@@ -87,6 +93,7 @@ def run(args: argparse.Namespace) -> int:
         made = {"pack": str(pack), "format": manifest.format, "bytes": manifest.bytes, "experts": manifest.total}
         conversions = [conversion._asdict() for plan in plans for conversion in plan.conversions]
         made |= {"source": dict(manifest.source), "exact": dict(manifest.exact), "conversions": conversions}
+        made |= {"head_bytes": sum(plan.head_bytes for plan in plans)}
         made |= {"left_out": [one._asdict() for plan in plans for one in plan.left_out]}
         print(json.dumps(made | {"seconds": round(seconds, 3)}))
         return 0

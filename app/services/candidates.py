@@ -146,7 +146,7 @@ def _pack(path: Path, entry: Entry) -> Entry:
         except ModelError:  # which files are its own is unknown
             return replace(entry, kind=DAMAGED)
         return entry
-    return replace(entry, format=pack.format, layers=pack.layers, experts=pack.experts, top_k=pack.top_k)
+    return replace(entry, format=pack.format, layers=pack.layers - pack.heads, experts=pack.experts, top_k=pack.top_k)
 
 
 def _unfinished(path: Path, entry: Entry) -> Entry:

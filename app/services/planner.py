@@ -210,11 +210,13 @@ class MemoryFinder:
         found = self._kept.get(key)
         if found is None:
             times = LayerTimes.of({**profile.times, "load": load_ms})
-            known = Known(profile, curves, times, shape.total, buffer, spec.blocks, "from calibration", None)
+            own = shape.layers * shape.experts  # without those of a head
+            known = Known(profile, curves, times, own, buffer, spec.blocks, "from calibration", None)
             experts, total, plan = least_experts(known, tpot_ms)
             self._kept[key] = found = experts, total, plan.tpot_ms
             while len(self._kept) > REMEMBERED:
                 self._kept.popitem(last=False)
         experts, total, predicted_ms = found
-        needed = fit.dense + fit.kv + fit.workspace + experts * shape.expert_bytes
+        cached = -(-experts * shape.cached_layers // shape.layers)  # with those of a head
+        needed = fit.dense + fit.kv + fit.workspace + cached * shape.expert_bytes
         return LeastMemory(needed, experts, total, predicted_ms, profile.model_hash)

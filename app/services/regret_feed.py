@@ -165,7 +165,8 @@ def choices(load: int | None, settings: Settings) -> tuple[object, ...]:
 
 def imitated(step: Step) -> Setup:
     """The setup of the shadow caches. Raises SettingError where the engine would."""
-    shape, settings, slots = step.shape, step.settings, step.record.slots
+    shape, settings = step.shape, step.settings
+    slots = step.record.slots * shape.layers // shape.cached_layers  # without those of a head
     placed = place(settings.cache, shape.layers, shape.experts, shape.top_k, step.profile)
     return Setup(
         shape.layers,

@@ -97,7 +97,7 @@ def quality_of(value: object) -> dict[str, Any] | None:
 
 def shape_of(value: object) -> ModelShape:
     """The shape of a loaded model."""
-    found = {"encoder_layers": 0, **fields(value, "shape")}  # which older versions did not store
+    found = {"encoder_layers": 0, "heads": 0, **fields(value, "shape")}  # which older versions did not store
     names = set(ModelShape.__slots__)
     if set(found) != names:
         raise InvalidRow("its shape has other fields")

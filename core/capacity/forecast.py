@@ -85,7 +85,8 @@ def forecast(
     slots, trace = min(slots, total), seen.trace
     played = None
     if trace is not None and len(trace) >= RECORDED and trace.shape[1:] == (shape.layers, shape.top_k):
-        played = replayed(trace, shape.experts, slots, settings, sizes.blob, seen)
+        own = slots * shape.layers // shape.cached_layers  # without those of a head
+        played = replayed(trace, shape.experts, own, settings, sizes.blob, seen)
     if played is not None and played.tpot_ms is not None:
         wide = max(SPREAD, seen.error)
         tpot_ms = played.tpot_ms * seen.slowdown

@@ -15,8 +15,10 @@ from core.capacity.tier import Tier, choose_tier
 from core.errors import ContextError, ModelError, NotImported
 from core.hf.discover import ExpertsSite
 from core.hf.files import ModelFiles, check_model, model_path, stamp
+from core.hf.head import detach, objection
 from core.hf.outline import Outline, outline
 from core.hf.quantized_linear import rounded_bytes
+from core.hf.safetensors_file import read_header
 from core.hf.skeleton import meta_skeleton
 from core.importing.job import refusal
 from core.memory.codec import Codec, ExpertParts, PartSpec, in_blocks
@@ -27,6 +29,7 @@ from core.memory.pages import page_up
 from core.settings.budget import Budget
 from core.settings.formats import FORMATS
 from core.settings.loading import LoadSpec
+from core.system.wording import format_bytes
 from core.types import Memory
 
 CLOSE = (
@@ -46,6 +49,10 @@ SPLIT = (
 FAST = (
     "Fast arithmetic: the answers' bits are those with everything resident, and differ slightly from transformers' "
     "own. If it does not know the model, the reference computes, and the model's status shows the reason."
+)
+HEAD = (
+    "With its head that predicts further tokens (MTP), for drafts: {} of the dense weights, and the last layer of the "
+    "experts."
 )
 FAST_ON_CPU = "Fast arithmetic was chosen, which computes on a CPU: on this device the reference computes."
 DEFAULT_CONTEXT = 8192  # when the model allows more and the user set none
@@ -92,9 +99,10 @@ class Plan:
         close = CLOSE.format(self.outline.closeness) if self.outline.closeness else ""
         split = SPLIT.format(self.codec.blocks, SPLIT_SUMS) if self._sums_blocks else ""
         device = remark(self.device, self.dtype) or (passed_over(self.spec.device) if self.device.type == "cpu" else "")
+        head = HEAD.format(format_bytes(self.outline.head_bytes)) if self.outline.heads else ""
         turns = TEXT_TO_TEXT if self.outline.encoder_layers else ""
         fast = "" if self.spec.arithmetic != "fast" else FAST if self.device.type == "cpu" else FAST_ON_CPU
-        return " ".join(filter(None, (text, turns, fast, close, split, notice(self.device), device)))
+        return " ".join(filter(None, (text, turns, head, fast, close, split, notice(self.device), device)))
 
     @property
     def weights(self) -> str:
@@ -125,17 +133,17 @@ def plan(spec: LoadSpec, instead_of: Memory | None = None) -> Plan:
             raise ModelError(why) from None
         raise
     device = choose_device(spec.device)
-    shape, config, dtype = _outlined(path, stamp(path), spec.dtype)
+    shape, config, dtype = _outlined(path, stamp(path), spec.dtype, _wants_head(spec, files, pack, device))
     context = choose_context(spec.context, shape.context_limit)
     site = shape.sites[0]
     if pack is not None:
-        check_fits(pack, shape.sites, path)
+        check_fits(pack, shape.sites, path, shape.heads)
     if pack is not None:
         codec = pack.codec(dtype, device, spec.blocks)
     else:
         parts = ExpertParts(site.parts, site.is_transposed, site.has_gate, site.is_concatenated)
         codec = in_blocks(spec.format, experts=parts, blocks=spec.blocks, dtype=dtype, device=device)
-    total = len(shape.sites) * site.num_experts
+    total = (len(shape.sites) + shape.heads) * site.num_experts
     tier = Tier("all", total, codec.blob_bytes, False)
     if pack is not None:
         row_bytes, into_slots = max(pack.padded_bytes, page_up(codec.blob_bytes)), codec.verbatim and codec.blocks == 1
@@ -152,12 +160,13 @@ def plan(spec: LoadSpec, instead_of: Memory | None = None) -> Plan:
     return Plan(spec, files, shape, config, device, dtype, context, codec, sizes(cache.budget), bytes_min, tier, pack)
 
 
-def check_fits(pack: Manifest, sites: Sequence[ExpertsSite], path: Path) -> None:
-    """Raises ModelError unless the pack holds the experts that its config.json describes."""
+def check_fits(pack: Manifest, sites: Sequence[ExpertsSite], path: Path, heads: int = 0) -> None:
+    """Raises ModelError unless the pack holds the experts that its config.json describes, and those of so many
+    heads."""
     site = sites[0]
-    if (pack.layers, pack.experts) != (len(sites), site.num_experts):
+    if (pack.layers - pack.heads, pack.experts) != (len(sites), site.num_experts) or heads > pack.heads:
         raise ModelError(
-            f"The pack {path} holds {pack.layers} x {pack.experts} experts, its config.json "
+            f"The pack {path} holds {pack.layers - pack.heads} x {pack.experts} experts, its config.json "
             f"says {len(sites)} x {site.num_experts}. Import the model again."
         )
     for name, held, expected in (
@@ -200,8 +209,33 @@ def _pack(path: Path, changed: tuple[int, ...]) -> Manifest:
     return check(path)
 
 
+def _wants_head(spec: LoadSpec, files: ModelFiles, pack: Manifest | None, device: torch.device) -> bool:
+    """Whether the model's head is to be loaded, if it is of a known kind."""
+    used = spec.arithmetic != "reference" and spec.blocks == 1 and device.type == "cpu"
+    if not (used and spec.settings.drafts.by_head):
+        return False
+    if pack is not None:
+        return pack.heads > 0
+    if not files.config.get("num_nextn_predict_layers"):
+        return False
+    return _has_head(files.path, stamp(files.path))
+
+
 @lru_cache(maxsize=4)
-def _outlined(path: Path, changed: tuple[int, ...], dtype: str) -> tuple[Outline, Any, torch.dtype]:
+def _has_head(path: Path, changed: tuple[int, ...]) -> bool:
+    """Whether a checkpoint has a head that can be loaded."""
+    files = check_model(path)
+    names = {name for file in files.weights for name in read_header(file)[0]}
+    try:
+        return objection(meta_skeleton(files, head=True).config, names) == ""
+    except ModelError:  # of another kind
+        return False
+
+
+@lru_cache(maxsize=4)
+def _outlined(path: Path, changed: tuple[int, ...], dtype: str, head: bool) -> tuple[Outline, Any, torch.dtype]:
     """(outline, config, dtype) of a model as it is now; cached, as a slider asks many times a second."""
-    meta = meta_skeleton(path, None if dtype == "auto" else getattr(torch, dtype))
+    meta = meta_skeleton(path, None if dtype == "auto" else getattr(torch, dtype), head=head)
+    if head:
+        detach(meta)
     return outline(meta), meta.config, meta.dtype

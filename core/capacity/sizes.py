@@ -81,7 +81,7 @@ class Sizes:
         """Fewest slots that can compute: one token's experts, in every layer when each layer has its own; experts in
         blocks can be computed in the buffer that all layers share."""
         own = scope == "layer" and self.blocks == 1
-        return self.blocks * self.shape.top_k * (self.shape.layers if own else 1)
+        return self.blocks * self.shape.top_k * (self.shape.cached_layers if own else 1)
 
     def slots(self, budget: Budget) -> int:
         """Number of blocks that a budget pays for, at most all."""
@@ -140,9 +140,8 @@ def sizes_of(
     if codec.device.type == "cuda":
         slot = slot_cost(codec.slot_bytes)
     site, text = outline.sites[0], text_config(config)
-    shape = ModelShape(
-        len(outline.sites), site.num_experts, site.top_k, outline.hidden, slot * codec.blocks, outline.encoder_layers
-    )
+    shape = ModelShape(len(outline.sites), site.num_experts, site.top_k, outline.hidden, slot * codec.blocks)
+    shape = replace(shape, encoder_layers=outline.encoder_layers, heads=outline.heads)
     states, scores = outline.states, _scores_bytes(text, context)
     libraries = LIBRARIES if codec.device.type == "cuda" else 0
 

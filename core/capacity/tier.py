@@ -64,17 +64,19 @@ def open_store(
     tier: Tier,
     reader: PackReader,
     codec: Codec,
+    layers: int,
     pin: bool,
     progress: Callable[[float], None],
     cancel: threading.Event | None,
 ) -> ExpertStore:
-    """The store of a tier; with `all`, reads every expert now. Owns `reader` from here on, and closes it on failure."""
+    """The store of a tier, for the first so many MoE layers of a pack; with `all`, reads all experts now. Owns `reader`
+    from here on, and closes it on failure."""
     try:
         if tier.kind == "disk":
             return DiskStore(reader, codec, tier.rows)
         if tier.kind == "cache":
-            held = reader.manifest
-            return HostCache(reader, codec, tier.rows, pin, HostRows(held.layers, held.experts, tier.rows, LRU))
+            rows = HostRows(layers, reader.manifest.experts, tier.rows, LRU)
+            return HostCache(reader, codec, tier.rows, pin, rows)
         store, buffer = HostStore(codec, tier.rows, pin), aligned(reader.row_bytes)
 
         def blobs(eid: int) -> torch.Tensor:

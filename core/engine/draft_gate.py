@@ -1,10 +1,12 @@
 """Chooses how many guessed tokens a pass verifies: as many as make the most tokens in the time that passes have been
 measured to take, and none where that is not surely more than without."""
 
+import math
 from collections import deque
 from collections.abc import Collection
 from itertools import accumulate, repeat
 from operator import mul
+from typing import NamedTuple
 
 COUNTS = 1, 2, 4, 8  # guesses that passes verify: of few kinds of passes it is soon known what they take
 KEPT = 16  # of the latest passes of each width
@@ -20,15 +22,28 @@ WEIGHT = 0.98  # of what was seen before, with each pass
 GROUPS = ((4, 0.15), (8, 0.4), (16, 0.7), (1 << 30, 0.85))  # tokens that matched, and the share accepted before any
 
 
-class DraftGate:
-    """Of one loaded model, over all its answers. Times are those of whole passes, by their rows: they contain what the
-    union of the rows' experts takes. Those of several rows are kept as multiples of what one took then, as both grow
-    with the text, and on a machine that is busy."""
+class Worth(NamedTuple):
+    """How many guesses to verify, and the tokens a second that this is expected to make, by those without."""
 
-    def __init__(self) -> None:
+    guesses: int = 0
+    faster: float = 1.0
+
+
+class DraftGate:
+    """Of one loaded model and one way of guessing, over all answers. Times are those of whole passes, by their rows:
+    they contain what guessing takes, and the union of the rows' experts. Those of several rows are kept as multiples of
+    what one took then, as both grow with the text, and on a machine that is busy."""
+
+    def __init__(self, slope: float = SLOPE) -> None:
+        """`slope`: of a token's time, what each further row takes with its guess, before any was measured."""
         self.fixed: int | None = None  # guess so many always, as far as there are guesses: for comparisons
-        self._held = [[STRENGTH * share, STRENGTH] for _, share in GROUPS]  # guesses that were right, and judged ones
+        self._slope, self._judged = slope, 0  # the number of the pass whose guesses were judged last
+        self._forget()
         self.restart()
+
+    def _forget(self) -> None:
+        """How often guesses are right is not known."""
+        self._held = [[STRENGTH * share, STRENGTH] for _, share in GROUPS]  # guesses that were right, and judged ones
 
     def restart(self) -> None:
         """Discard what passes took: another setting acts now. How often guesses are right does not depend on it."""
@@ -36,17 +51,20 @@ class DraftGate:
         self._times: dict[int, deque[float]] = {}  # by rows: how many times as long as one of one row then
         self._latest: dict[int, int] = {}  # the number of the latest pass of so many rows
         self._credit_ms: float | None = None
-        self._passes = 0
+        self._passes = self._judged = 0
 
-    def choose(self, matched: int, offered: int) -> int:
+    def choose(self, matched: int, offered: int) -> Worth:
         """How many of the `offered` tokens to verify, which follow a match of `matched` tokens."""
         if self.fixed is not None:
-            return min(self.fixed, offered)
+            return Worth(min(self.fixed, offered), math.inf)
+        if self._passes - self._judged > REST:  # another text may be guessed better
+            self._judged = self._passes
+            self._forget()
         for rows in [rows for rows in self._times if self._passes - self._latest[rows] > REST]:
             del self._times[rows]
         plain = self.took_ms(1)
         if plain is None or self._credit_ms is None or self._passes - self._latest[1] >= PLAIN:
-            return 0
+            return Worth()
         right, judged = self._held[_group(matched)]
         risk, expected, best, chosen = 1 - right / judged, 1.0, LEAST, 0
         for count, share in enumerate(accumulate(repeat(1 - risk, offered), mul), 1):
@@ -55,13 +73,14 @@ class DraftGate:
                 times = self._expected_times(count + 1)
                 if expected / times > best and risk * (times - 1) * plain <= max(self._credit_ms, SURE * plain):
                     best, chosen = expected / times, count
-        return chosen
+        return Worth(chosen, best) if chosen else Worth()
 
     def judged(self, matched: int, right: int, judged: int) -> None:
         """Of the tokens guessed after a match of `matched` ones, `judged` were compared with what was drawn, whether a
         pass verified them or not."""
         group = self._held[_group(matched)]
         group[:] = WEIGHT * group[0] + right, WEIGHT * group[1] + judged
+        self._judged = self._passes
 
     def took(self, guessed: int, accepted: int, took_ms: float) -> float:
         """A pass verified `guessed` tokens in `took_ms` -> the time that this saved, negative where it cost more; 0
@@ -97,7 +116,7 @@ class DraftGate:
         if more:
             slope = (known[more] - known[fewer]) / (more - fewer)
         else:
-            slope = min(SLOPE, (known[fewer] - 1) / (fewer - 1)) if fewer > 1 else SLOPE
+            slope = min(self._slope, (known[fewer] - 1) / (fewer - 1)) if fewer > 1 else self._slope
         prior = known[fewer] + max(0.0, slope) * (rows - fewer)
         measured = len(taken) * _usual(taken) if taken else 0.0
         return (measured + STRENGTH * prior) / (len(taken) + STRENGTH)

@@ -19,6 +19,7 @@ from core.engine.prompt import Prompt
 from core.errors import BudgetError, ModelError, ProfileError
 from core.hf.checkpoint import CheckpointReader
 from core.hf.discover import ExpertsSite, find_experts
+from core.hf.head import MtpHead, attached, head_of
 from core.hf.quantized_linear import round_linears
 from core.hf.skeleton import load_skeleton
 from core.memory.pack import PackReader
@@ -57,6 +58,16 @@ class LoadedModel:
     def shape(self) -> ModelShape:
         """Layers, experts, top-k and width."""
         return self.plan.sizes.shape
+
+    @property
+    def head(self) -> MtpHead | None:
+        """What drafts tokens, if the plan has it."""
+        return head_of(self.model)
+
+    @property
+    def cached_sites(self) -> tuple[ExpertsSite, ...]:
+        """All MoE layers whose experts are cached: those of the model, then those of its head."""
+        return self.sites if self.head is None else (*self.sites, self.head.site)
 
     @property
     def device(self) -> torch.device:
@@ -122,13 +133,21 @@ def _with_experts(
 
     if plan.pack is not None:
         store = open_store(
-            plan.tier, PackReader(plan.files.path, blocks=plan.codec.blocks), plan.codec, pin, report, cancel
+            plan.tier,
+            PackReader(plan.files.path, blocks=plan.codec.blocks),
+            plan.codec,
+            plan.sizes.shape.cached_layers,
+            pin,
+            report,
+            cancel,
         )
         return LoadedModel(plan, model, prompt, store, tuple(find_experts(model)), plan.pack.model_hash)
-    with CheckpointReader(model, plan.files) as reader:
+    with attached(model):
+        reader = CheckpointReader(model, plan.files)
+    with reader:
         whole, experts = HostStore(plan.codec, count, pin), plan.sizes.shape.experts
         whole.fill((reader.read(*divmod(eid, experts)) for eid in range(count)), report, cancel)
-        return LoadedModel(plan, model, prompt, whole, tuple(reader.sites), reader.content_hash())
+        return LoadedModel(plan, model, prompt, whole, tuple(find_experts(model)), reader.content_hash())
 
 
 def _dense(plan: Plan) -> Any:
@@ -136,8 +155,9 @@ def _dense(plan: Plan) -> Any:
     with ThreadPoolExecutor(1) as beside:
         checked = beside.submit(check_dense, plan.files.path, plan.pack) if plan.pack is not None else None
         first = plan.device if plan.spec.dense == "checkpoint" else "cpu"  # unrounded weights never go to a GPU
-        model = load_skeleton(plan.files, plan.dtype, first)
-        own_memory(model)
+        model = load_skeleton(plan.files, plan.dtype, first, head=plan.outline.heads > 0)
+        for module in (model, *([head.layer] if (head := head_of(model)) is not None else [])):
+            own_memory(module)
         if checked is not None:
             checked.result()
         return model

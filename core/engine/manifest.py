@@ -59,6 +59,7 @@ def describe(
         "model_hash": model_hash,
         "architecture": plan.config.model_type,
         "layers": shape.layers,
+        "head_layers": shape.heads,
         "experts": shape.experts,
         "top_k": shape.top_k,
         "expert_bytes": shape.expert_bytes,

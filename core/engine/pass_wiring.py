@@ -31,6 +31,7 @@ from core.runtime.moe_step import MoEStep
 from core.runtime.out_of_memory import shortage
 from core.runtime.pipeline import HookedModel, Pipeline, StepDispatch
 from core.runtime.product_trials import choose_products, make_math
+from core.runtime.program.bind import bind
 from core.runtime.program.experts import ExpertKernels, FastMath
 from core.runtime.program.program import Program
 from core.runtime.step_sink import NullSink
@@ -69,22 +70,21 @@ def wire_passes(
     plan, settings, shape = loaded.plan, loaded.plan.spec.settings.cache, loaded.shape
     arena, split = Arena(plan.codec, loaded.device, placed is not None and plan.paged), plan.codec.blocks > 1
     if placed is None:
-        placed = Placement.even(shape.layers, shape.experts, shape.top_k, settings.scope)
+        placed = Placement.even(shape.cached_layers, shape.experts, shape.top_k, settings.scope)
         if split:
             blocks = plan.codec.blocks
             placed = replace(placed, transit=shape.top_k, blocks=blocks, tops=(blocks,) * shape.layers)
     expert_cache = ExpertCache(
         placed, slots, policy_maker(settings.eviction), CacheMemory(arena, loaded.store, transfers)
     )
-    modules = [site.module for site in loaded.sites]
+    modules = [site.module for site in loaded.cached_sites]
     program, math, fallback = _arithmetic(loaded, modules)
     fast = isinstance(math[0], FastMath)
     measured = MoEStep(math, expert_cache, transfers, NullSink(expert_cache, transfers))
     dispatch = StepDispatch(measured)
-    hooked = HookedModel(
-        loaded.model, loaded.device, dispatch, packing_of(loaded.model, modules), program, fast, fallback
-    )
-    installed = install(loaded.model, loaded.sites, dispatch)
+    packing = packing_of(loaded.model, modules[: shape.layers])
+    hooked = HookedModel(loaded.model, loaded.device, dispatch, packing, program, fast, fallback)
+    installed = install(loaded.model, loaded.cached_sites, dispatch)
     return PassWiring(arena, expert_cache, math, hooked, measured, installed)
 
 
@@ -103,7 +103,7 @@ def _arithmetic(loaded: LoadedModel, modules: Sequence[Any]) -> tuple[Program | 
         else:
             math: list[ExpertMath] = [FastMath(module, plan.codec, kernels) for module in modules]
             try:
-                return Program(loaded.model, loaded.sites, kernels, plan.context), math, ""
+                return Program(bind(loaded.model, loaded.sites, plan.context), kernels), math, ""
             except ModelError as error:
                 return None, math, str(error)
     return None, make_math(modules, plan.codec), fallback
@@ -113,7 +113,7 @@ def reference_passes(loaded: LoadedModel, hooked: HookedModel, step: MoEStep) ->
     """Passes of the exact model by transformers' modules and products, whatever computes otherwise; over the cache of
     `step`, which is filled. Their caller holds the model."""
     cache, transfers = step.expert_cache, step.transfers
-    math = make_math([site.module for site in loaded.sites], loaded.plan.codec)
+    math = make_math([site.module for site in loaded.cached_sites], loaded.plan.codec)
     choose_products(math, cache.sample(loaded.shape.top_k), loaded.plan.dtype)
     plain = MoEStep(math, cache, transfers, NullSink(cache, transfers))
     return Pipeline(replace(hooked, program=None, fast_experts=False), plain, Threads())

@@ -131,6 +131,8 @@ class Passes:
         used = parts.memory.ledger.passed(decoded=phase == "decode")
         budget = parts.memory.ledger.budget_bytes
         step = parts.recorder.end(started_s, model_s, used, budget, changes, keep - 1, refused)
+        if len(work) == 1:
+            parts.drafter.computed(first, tokens[0], work[0][1])
         if not step.lossless:
             lossy_key = self._prefix_cache.lossy_key(self._controller.applied)
             for (sequence, _), start in zip(work, held, strict=True):
@@ -147,6 +149,7 @@ class Passes:
         step.spent(self._ended_s - started_s)
         if phase == "decode" and len(work) == 1:
             parts.drafter.passed(first, tokens[0], step)
+        parts.drafter.told(step)
         first.draft = []
         parts.host.passed(step)
         if parts.recorder.enabled:

@@ -130,7 +130,8 @@ class SettingsController:
         key = cache.scope, cache.layer_slots, cache.pins, cache.bypass, cache.split, cache.buffer
         if self._last is None or self._last[0] != key or self._last[1] is not profile:
             shape, blocks = self._sizes.shape, self._sizes.blocks
-            self._last = key, profile, place(cache, shape.layers, shape.experts, shape.top_k, profile, blocks)
+            placed = place(cache, shape.layers, shape.experts, shape.top_k, profile, blocks, shape.heads)
+            self._last = key, profile, placed
         return self._last[2]
 
     def take_changes(self) -> dict[str, object]:
@@ -162,7 +163,7 @@ class SettingsController:
             to.host.throttle.restart()
             to.prediction.predictor_host.answer_wait.restart()
         if changed.keys() - {"drafts"}:
-            to.drafter.gate.restart()  # that of drafts changes no time of a pass
+            to.drafter.restart()  # that of drafts changes no time of a pass
         to.memory.prefix_cache.configure(old.kv, new.kv)
         if to.prediction.predictor_host.profile is not profile:
             to.memory.prefix_cache.clear()

@@ -1,5 +1,6 @@
 """Builds everything that uses a loaded model, each part with the parts that it needs."""
 
+import logging
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -16,9 +17,10 @@ from core.engine.kept_pace import layer_ms
 from core.engine.loading import LoadedModel, Progress, with_buddies
 from core.engine.pass_wiring import PassWiring, reference_passes, wire_passes, with_measured_workspace
 from core.engine.prefix_cache import PrefixCache
-from core.engine.program_trial import decided
+from core.engine.program_trial import CLOSE, CLOSE_FP32, decided
 from core.engine.quality.meter import Meter
 from core.engine.settings_controller import EngineParts, MemoryParts, PredictionParts, SettingsController, begin
+from core.errors import ModelError
 from core.hf.fast_linear import dense_codecs
 from core.hf.hooks import Installed
 from core.hf.norms import find_contexts
@@ -32,7 +34,9 @@ from core.policy.eviction import policy_maker
 from core.policy.throttle import Throttle
 from core.profile import Profile
 from core.runtime.device_decode import DeviceDecode
+from core.runtime.draft_head import DraftHead, HeadSink
 from core.runtime.expert_math import ExpertMath
+from core.runtime.head_passes import ModulePasses, ProgramPasses
 from core.runtime.host_compute import HostCompute
 from core.runtime.kv_cache import KVCache
 from core.runtime.kv_pool import KVPool
@@ -49,6 +53,7 @@ from core.runtime.token_graph import TokenGraphs
 from core.runtime.trace_capture import TraceCapture
 from core.runtime.warmup import SHORT, Threads, choose_threads, short_prompt, time_pass
 
+log = logging.getLogger("moestro.load")
 Profiles = Callable[[str], Profile | None]
 """Finds the profile of the model with this hash, if there is one."""
 
@@ -146,7 +151,7 @@ def _around(
     prefetcher = Prefetcher(
         passes.expert_cache, predictor_host, prediction.throttle, recorder, prediction.capture, shape.encoder_layers
     )
-    modules = [site.module for site in sites]
+    modules = [site.module for site in loaded.cached_sites]
     host = HostCompute(passes.math, modules, passes.expert_cache, loaded.store, transfers)
     step = MoEStep(passes.math, passes.expert_cache, transfers, recorder, prefetcher, miss, host)
     passes.hooked.dispatch.usual = step
@@ -165,7 +170,8 @@ def _around(
 
     device_decode = DeviceDecode(step, loaded.store, shape, predictor_host, prediction.capture, graphs)
     program = passes.hooked.program if recorder.counts_steps else None
-    drafter = Drafter(program, min(loaded.sizes.chunk - 1, kv.revocable))
+    head = _head(loaded, passes, transfers, memory.pool) if program is not None else None
+    drafter = Drafter(program, min(loaded.sizes.chunk - 1, kv.revocable), head)
     parts = EngineParts(memory, prediction, Telemetry(shape), recorder, device_decode, host, drafter)
     begin(plan.spec.settings, parts)
     return Wiring(
@@ -178,6 +184,24 @@ def _around(
         Pipeline(passes.hooked, step, threads, device_decode),
         Pipeline(passes.hooked, passes.measured, threads),
     )
+
+
+def _head(loaded: LoadedModel, passes: PassWiring, transfers: TransferEngine, pool: KVPool) -> DraftHead | None:
+    """What guesses tokens by the model's head, in passes that are recorded apart: by native steps where these know its
+    layer, and come out as its modules do."""
+    head, program, context = loaded.head, passes.hooked.program, loaded.plan.context
+    if head is None or program is None:
+        return None
+    sink = HeadSink(passes.expert_cache, transfers)
+    step = MoEStep(passes.math, passes.expert_cache, transfers, sink)
+    found = pool.head = DraftHead(head, ModulePasses(head, context), passes.hooked.dispatch, step, sink)
+    try:
+        close = CLOSE_FP32 if loaded.plan.dtype == torch.float32 else CLOSE
+        if (off := found.prefer(ProgramPasses(head, program, context), close)) > close:
+            log.info("The model's head is computed by its modules: steps differ by %.2g of the logits' size", off)
+    except ModelError as error:
+        log.info("The model's head is computed by its modules: %s", error)
+    return found
 
 
 def _passes(loaded: LoadedModel, transfers: TransferEngine, controller: SettingsController) -> PassWiring:

@@ -3,11 +3,13 @@
 import logging
 import re
 from collections import Counter
+from collections.abc import Iterable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch import nn
 from torch.fx.experimental import _config as fx
 
 from core.errors import ModelError
@@ -15,6 +17,7 @@ from core.hf.cache import reserve
 from core.hf.cached_pass import cached_pass
 from core.hf.discover import ExpertsSite, find_experts, read_router
 from core.hf.expert_attributes import CLOSE
+from core.hf.head import head_of
 from core.hf.hooks import install
 from core.hf.quantized_linear import Linear, linears
 from core.hf.shape_inference import StateLayers, rehearse
@@ -51,6 +54,8 @@ class Outline:
     linears: tuple[Linear, ...]  # layers outside the experts that can be quantised
     closeness: float = 0.0  # maximum deviation of logits from transformers', relative to the largest; 0.0 = equal
     encoder_layers: int = 0  # of `sites`: those of the encoder of a text-to-text model
+    heads: int = 0  # MoE layers of a head that drafts tokens, beside `sites`
+    head_bytes: int = 0  # of `dense_bytes`: those of the head
     left_out: tuple[str, ...] = ()  # parts of a multimodal model that are not loaded
 
     @property
@@ -71,17 +76,21 @@ def outline(meta: Any) -> Outline:
     sites = find_experts(meta)
     config = text_config(meta.config)
     kv, states, itemsize = _layers(meta, sites)
+    head = head_of(meta)
+    head_bytes = 0 if head is None else _dense_bytes(meta, head.layer, (head.site,))
     return Outline(
         hidden=config.hidden_size,
         vocab=config.vocab_size,
         context_limit=_context_limit(config),
-        dense_bytes=_dense_bytes(meta, sites),
-        kv=kv,
+        dense_bytes=_dense_bytes(meta, meta, sites) + head_bytes,
+        kv=kv if head is None else (*kv, KvLayer(head.kv_bytes, None)),
         sites=tuple(sites),
         states=states,
         weights_itemsize=itemsize,
         linears=linears(meta, sites),
         encoder_layers=encoder_layers(meta, sites),
+        heads=0 if head is None else 1,
+        head_bytes=head_bytes,
         left_out=keep_text(meta),
         closeness=max(getattr(site.module, CLOSE, 0.0) for site in sites),
     )
@@ -94,16 +103,16 @@ def _context_limit(config: Any) -> int:
     return int(stated or RELATIVE)
 
 
-def _dense_bytes(meta: Any, sites: list[ExpertsSite]) -> int:
-    """Bytes of parameters and buffers outside the experts: tied ones once, some in fp32 as transformers' loader keeps
-    them."""
-    experts = {f"{s.name}.{part}" for s in sites for part in s.parts}
-    named = dict((*meta.named_parameters(), *meta.named_buffers()))
+def _dense_bytes(meta: Any, module: nn.Module, sites: Iterable[ExpertsSite]) -> int:
+    """Bytes of a module's parameters and buffers outside the experts: tied ones once, some in fp32 as transformers'
+    loader keeps them."""
+    experts = {id(one) for site in sites for one in site.module.parameters(recurse=False)}
+    named = dict((*module.named_parameters(), *module.named_buffers()))
     wide = re.compile("|".join(p.replace("*", ".*") for p in meta._get_dtype_plan(meta.dtype)) or r"(?!)")
     return sum(
         t.numel() * (max(t.itemsize, 4) if wide.search(name) else t.itemsize)
         for name, t in named.items()
-        if name not in experts
+        if id(t) not in experts
     )
 
 

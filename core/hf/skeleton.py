@@ -20,6 +20,7 @@ from core.hf.cached_pass import with_chosen_rows
 from core.hf.discover import find_experts, strip
 from core.hf.expert_attributes import CONVERSIONS
 from core.hf.files import ModelFiles, ModelPath, check_model
+from core.hf.head import attach, detach, head_of
 from core.hf.hooks import NAME, register
 from core.hf.quantized_linear import QuantizedLinear
 from core.hf.text_only import keep_text, text_class
@@ -29,8 +30,11 @@ from core.system.wording import reason
 BUILDING = threading.Lock()  # transformers builds models under process-wide dtype and flags
 
 
-def load_skeleton(path: ModelPath, dtype: torch.dtype | None = None, device: str | torch.device = "cpu") -> Any:
-    """The model in eval mode on `device`, its dense weights in `dtype` (None: the checkpoint's), without experts.
+def load_skeleton(
+    path: ModelPath, dtype: torch.dtype | None = None, device: str | torch.device = "cpu", *, head: bool = False
+) -> Any:
+    """The model in eval mode on `device`, its dense weights in `dtype` (None: the checkpoint's), without experts. With
+    `head`, `core.hf.head.head_of` has the checkpoint's.
 
     Its forward raises until `hooks.install` has bound the experts. `save_pretrained` is blocked: it would write a model
     without experts. Raises ModelError for every model that cannot be loaded, keeping nothing in memory.
@@ -47,9 +51,13 @@ def load_skeleton(path: ModelPath, dtype: torch.dtype | None = None, device: str
             built = True
             left_out = keep_text(model)
             adapt(model)
+            if head:
+                attach(model)
             sites = find_experts(model)  # raises for a model that is not MoE, before anything is read
             ours = (name for one in getattr(sites[0].module, CONVERSIONS, ()) for name in one.source_patterns)
-            unread = {r"."} if left_out else {*model._keys_to_ignore_on_load_unexpected, r"experts?\.", *ours}
+            further = rf"model\.layers\.{getattr(model.config, 'num_hidden_layers', -1)}\."  # of a head
+            others = r"experts?\.", further, *ours
+            unread = {r"."} if left_out else {*model._keys_to_ignore_on_load_unexpected, *others}
             model._keys_to_ignore_on_load_unexpected = unread
             strip(model)
             return kind._load_pretrained_model(model, *args, **kwargs)
@@ -86,11 +94,16 @@ def load_skeleton(path: ModelPath, dtype: torch.dtype | None = None, device: str
     model.save_pretrained = _blocked
     as_causal(model)
     with_chosen_rows(model)
-    return model.to(device).eval()
+    model.to(device).eval()
+    if head:
+        detach(model)
+    return model
 
 
 def release_weights(model: torch.nn.Module) -> None:
     """Free the memory of everything that a model computes with, even if a part of it is still referenced."""
+    if (head := head_of(model)) is not None:
+        release_weights(head.layer)
     for parameter in model.parameters():
         parameter.data = parameter.data.new_empty(0)
     for module in model.modules():
@@ -102,11 +115,15 @@ def release_weights(model: torch.nn.Module) -> None:
                     values[name] = value.new_empty(0)
 
 
-def meta_skeleton(path: ModelPath, dtype: torch.dtype | None = None) -> Any:
-    """The whole model, experts included, on the meta device: shapes and dtypes without storage. Raises ModelError."""
+def meta_skeleton(path: ModelPath, dtype: torch.dtype | None = None, *, head: bool = False) -> Any:
+    """The whole model, experts included, on the meta device: shapes and dtypes without storage. With `head`, a head is
+    attached to it. Raises ModelError."""
     files = check_model(path)
     config, kind = _architecture(files)
-    return _on_meta(config, kind, dtype)
+    model = _on_meta(config, kind, dtype)
+    if head:
+        attach(model)
+    return model
 
 
 def _on_meta(config: Any, kind: Any, dtype: torch.dtype | None) -> Any:

@@ -31,6 +31,7 @@ def import_model(
     *,
     format: str = "auto",
     blocks: int = 1,
+    head: bool = True,
     progress: Progress = lambda text, share, done, total: None,
     cancel: threading.Event | None = None,
     download: bool = False,
@@ -40,8 +41,9 @@ def import_model(
 
     `source`: a model directory, a GGUF file, "demo", or a hub id ("org/name", "org/name:Q4_K_M"), which is downloaded
     only with `download`. `format`: a name of FORMATS, or "auto": the format of the checkpoint's experts. `blocks`:
-    equal parts that every expert is stored in, one after the other, so that each can be read alone. `planned` gets the
-    forecast before anything is written; without it none is made.
+    equal parts that every expert is stored in, one after the other, so that each can be read alone. `head`: with the
+    checkpoint's head that predicts further tokens, if it has one of a known kind. `planned` gets the forecast before
+    anything is written; without it none is made.
 
     Peak memory: the dense weights + 1 GB at most. Raises ModelError or SettingError with the remedy, Cancelled when
     `cancel` is set: what is finished by then stays in `<out>.partial`, and the same call resumes there.
@@ -52,7 +54,7 @@ def import_model(
     name = "demo" if source == "demo" else name_of(path)
     if hub is not None and not path.exists():
         path, name = fetch(hub, download, progress, cancel), hub.name
-    with open_job(path, name, format, blocks) as job:
+    with open_job(path, name, format, blocks, head) as job:
         directory = out if isinstance(out, Path) else out(name, job.codec.name)
         refuse_existing(directory)
         if planned is not None:

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import torch
 
 from core.importing.job import CPU, ImportPlan
-from core.importing.left_out import LeftOut, left_out
+from core.importing.left_out import AHEAD, LeftOut, left_out
 from core.memory.codec import make_codec
 from core.memory.codec.coded import QuantizedTensor
 from core.system.wording import format_bytes
@@ -33,6 +33,7 @@ class ImportForecast:
     source_bytes: int
     conversions: tuple[Conversion, ...]  # most weights first
     left_out: tuple[LeftOut, ...] = ()  # the largest first
+    head_bytes: int = 0  # of a head that predicts further tokens, which the pack will have
 
     def lines(self) -> list[str]:
         """For the user: the pack's size, then a line for each kind of weights."""
@@ -46,6 +47,7 @@ class ImportForecast:
                 f"{one.stored}, {_percent(one.share)} of the experts' weights: {one.how}, {_off(one.error)}."
                 for one in self.conversions
             ),
+            *([f"With it: {AHEAD}, {format_bytes(self.head_bytes)} of that."] if self.head_bytes else []),
             *(f"Left out: {one.what}, {format_bytes(one.bytes)}." for one in self.left_out),
         ]
 
@@ -66,14 +68,29 @@ def make_forecast(job: ImportPlan) -> ImportForecast:
         for stored, count in weights.most_common()
     ]
     return ImportForecast(
-        job.codec.name, job.bytes, job.dense_bytes, job.source.bytes, tuple(conversions), _left_out(job)
+        job.codec.name,
+        job.bytes,
+        job.dense_bytes,
+        job.source.bytes,
+        tuple(conversions),
+        _left_out(job),
+        _head_bytes(job),
     )
+
+
+def _head_bytes(job: ImportPlan) -> int:
+    """What a head takes in the pack."""
+    if not job.heads:
+        return 0
+    layer = ".".join(job.reader.sites[-1].name.split(".")[:3]) + "."  # model.layers.N.
+    own = sum(math.prod(shape) * dtype.itemsize for name, (dtype, shape) in job.dense.items() if name.startswith(layer))
+    return own + job.site.num_experts * job.padded_bytes
 
 
 def _left_out(job: ImportPlan) -> tuple[LeftOut, ...]:
     stated = job.source.tensors.tensors
     plain = {name: math.prod(stated[name].shape) * stated[name].dtype.itemsize for name in job.reader.unused}
-    return left_out(plain | dict(job.source.passed_over))
+    return left_out(plain | dict(job.source.passed_over), job.head)
 
 
 def _converted(job: ImportPlan, layer: int, part: str) -> tuple[str, float]:

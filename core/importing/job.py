@@ -16,6 +16,7 @@ import torch
 from core.errors import ModelError, MoestroError
 from core.hf.checkpoint import CheckpointReader
 from core.hf.discover import ExpertsSite
+from core.hf.head import attach, objection
 from core.hf.skeleton import meta_skeleton
 from core.importing.sources import Source, open_source
 from core.memory.codec import Codec, make_codec
@@ -25,6 +26,7 @@ from core.memory.codec.segments import ExpertParts, Segments, stops_of
 from core.memory.pack import pack_at
 from core.memory.pack.manifest import identity_of
 from core.memory.pages import page_up
+from core.system.text_config import text_config
 
 CPU = torch.device("cpu")
 
@@ -43,10 +45,17 @@ class ImportPlan:
     dense: dict[str, tuple[torch.dtype, tuple[int, ...]]]  # checkpoint tensors outside the experts
     shell: Path  # directory of the config and tokenizer
     hash: str
+    head: str | None  # why the checkpoint's head is left out; "" = it is not, None = there is none
 
     @property
     def layers(self) -> int:
+        """MoE layers, with that of a head."""
         return len(self.reader.sites)
+
+    @property
+    def heads(self) -> int:
+        """Of these, the ones of a head."""
+        return int(self.head == "")
 
     @property
     def padded_bytes(self) -> int:
@@ -65,7 +74,12 @@ class ImportPlan:
     def identity(self, moestro: str) -> dict[str, Any]:
         """Distinguishes this import from others."""
         return identity_of(
-            self.hash, self.codec.name, self.numbers, self.cutter.segments[0].stop if self.cutter else 0, moestro
+            self.hash,
+            self.codec.name,
+            self.numbers,
+            self.cutter.segments[0].stop if self.cutter else 0,
+            moestro,
+            self.heads,
         )
 
     @property
@@ -114,8 +128,9 @@ class ImportPlan:
 
 
 @contextmanager
-def open_job(path: Path, name: str, format: str, blocks: int) -> Iterator[ImportPlan]:
-    """Open a source and plan its import. Raises ModelError or SettingError, before anything is written."""
+def open_job(path: Path, name: str, format: str, blocks: int, head: bool = True) -> Iterator[ImportPlan]:
+    """Open a source and plan its import, with its head if that is of a known kind and wanted. Raises ModelError or
+    SettingError, before anything is written."""
     if pack_at(path):
         raise ModelError(f"{path} is an expert pack already. Load it as it is.")
     if format != "auto":
@@ -123,7 +138,7 @@ def open_job(path: Path, name: str, format: str, blocks: int) -> Iterator[Import
     folder = ""
     try:
         with tempfile.TemporaryDirectory(prefix="moestro-") as folder, open_source(path) as source:
-            yield _plan(source, name, format, blocks, Path(folder))
+            yield _plan(source, name, format, blocks, Path(folder), head)
     except MoestroError as error:
         if (text := for_people(str(error), folder, path)) != str(error):
             raise type(error)(text) from error
@@ -156,8 +171,14 @@ def for_people(text: str, folder: str, path: Path) -> str:
     return text
 
 
-def _plan(source: Source, name: str, format: str, blocks: int, shell: Path) -> ImportPlan:
+def _plan(source: Source, name: str, format: str, blocks: int, shell: Path, wanted: bool) -> ImportPlan:
     meta = meta_skeleton(source.write_shell(shell))
+    head = objection(text_config(meta.config), source.tensors.tensors) if wanted else None
+    if head == "":
+        try:
+            attach(meta)
+        except ModelError as error:
+            head = str(error)
     reader = CheckpointReader(meta, source.tensors)
     if source.kind == "gguf" and reader.unused:  # each of its tensors has its place, or was left out on purpose
         raise ModelError(
@@ -188,6 +209,7 @@ def _plan(source: Source, name: str, format: str, blocks: int, shell: Path) -> I
         {n: (stated[n].dtype, tuple(stated[n].shape)) for n in reader.dense_names()},
         shell,
         source.hash(),
+        head,
     )
 
 

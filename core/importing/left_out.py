@@ -15,6 +15,7 @@ KINDS = {
     ),
     "the part that hears or speaks": re.compile(r"(?:^|\.)(audio\w*|embed_audio|speech\w*|talker|code2wav)(?:\.|$)"),
 }
+COPIES = "copies of the embeddings and the output layer, which the head shares with the model"
 OTHER = "weights that the model has no use for"
 
 
@@ -25,16 +26,17 @@ class LeftOut(NamedTuple):
     bytes: int
 
 
-def left_out(sizes: Mapping[str, int]) -> tuple[LeftOut, ...]:
+def left_out(sizes: Mapping[str, int], head: str | None = None) -> tuple[LeftOut, ...]:
     """By kind, the largest first. `sizes`: bytes of the tensors that nothing reads, by their names. A layer that has a
-    head's weights is one as a whole."""
+    head's weights is one as a whole. `head`: why the checkpoint's head is not imported; "" = it is."""
     layers = {(at["before"], at["number"]) for name in sizes if KINDS[AHEAD].search(name) and (at := _layer(name))}
     found: Counter[str] = Counter()
     for name, size in sizes.items():
         at = _layer(name)
         kind = next((kind for kind, known in KINDS.items() if known.search(name)), OTHER)
         found[AHEAD if at and (at["before"], at["number"]) in layers else kind] += size
-    return tuple(LeftOut(kind, size) for kind, size in found.most_common())
+    named = {AHEAD: COPIES if head == "" else f"{AHEAD}: {head}" if head else AHEAD}
+    return tuple(LeftOut(named.get(kind, kind), size) for kind, size in found.most_common())
 
 
 def _layer(name: str) -> re.Match[str] | None:

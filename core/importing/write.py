@@ -162,6 +162,7 @@ class Work:
             exact=exactness([layer.notes for layer in layers]),
             moestro=__version__,
             created=datetime.now(UTC).isoformat(timespec="seconds"),
+            heads=job.heads,
         )
 
 

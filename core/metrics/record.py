@@ -151,6 +151,26 @@ class StepRecord:
             reduce="sum",
         ),
     )
+    draft_ms: float = field(
+        default=0.0,
+        metadata=metric(
+            "ms",
+            "Guessing took so long, in milliseconds: the search in the text, and the model's head with its experts. In "
+            "total, before the pass that verifies, or after one over a prompt.",
+            reduce="sum",
+        ),
+    )
+    draft_requests: int = field(
+        default=0,
+        metadata=metric("requests", "Requests of the head that guesses for its experts; in no other.", reduce="sum"),
+    )
+    draft_hits: int = field(
+        default=0, metadata=metric("requests", "Of these, the ones whose expert was resident.", reduce="sum")
+    )
+    draft_bytes: int = field(
+        default=0,
+        metadata=metric("bytes", "Copied into slots for the head's experts; in no other count.", reduce="sum"),
+    )
     prefetch_issued: int = field(default=0, metadata=metric("experts", "Experts whose prefetch was begun."))
     prefetch_used: int = field(default=0, metadata=metric("experts", "Prefetched experts that were then used."))
     prefetch_late: int = field(

@@ -1,11 +1,20 @@
 """The KV memory that the budget reserved, divided among several sequences: each gets the positions that it can need."""
 
 from collections.abc import Callable
+from typing import Protocol
 
 from transformers import PreTrainedModel
 
 from core.runtime.kv_cache import KVCache
 from core.runtime.sequence_kv import SequenceKV
+
+
+class HasBytes(Protocol):
+    """Device memory of some use."""
+
+    @property
+    def bytes(self) -> int:
+        """Allocated now."""
 
 
 class KVPool:
@@ -19,12 +28,13 @@ class KVPool:
         self._model, self._room, self._bytes_of = model, room, bytes_of
         self._taken: dict[KVCache, int] = {}  # bytes of each that is in use
         self.chatting = False  # an answer uses the chats' memory while others use theirs
+        self.head: HasBytes | None = None  # keys and values of a head that drafts tokens
 
     @property
     def bytes(self) -> int:
         """Device bytes allocated now. May be read from any thread."""
         others = sum([memory.bytes for memory in tuple(self._taken)]) if self._taken else 0
-        return self.chat.bytes + others
+        return self.chat.bytes + others + (self.head.bytes if self.head is not None else 0)
 
     @property
     def has_chat_room(self) -> bool:

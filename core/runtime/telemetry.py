@@ -163,7 +163,8 @@ class Telemetry:
         self._peak_gbps = max(self._peak_gbps, float(rates.max(initial=0.0)))
 
     def _place(self, places: Sequence[int], last: Sequence[StepRecord]) -> npt.NDArray[np.uint8]:
-        place = np.frombuffer(bytearray(places), np.uint8).reshape(self._shape.layers, self._shape.experts)
+        size = self._shape.layers * self._shape.experts  # without those of a head
+        place = np.frombuffer(bytearray(places[:size]), np.uint8).reshape(self._shape.layers, self._shape.experts)
         if last:
             used = last[-1].layer.astype(np.int64), last[-1].expert.astype(np.int64)
             place[used] = np.where(place[used] == Residence.RESIDENT, Residence.HIT_NOW, place[used])

@@ -13,16 +13,29 @@ class DraftSettings:
     TITLE: ClassVar[str] = "Drafts"
 
     source: Annotated[
-        Literal["off", "lookup"],
+        Literal["off", "lookup", "mtp", "auto"],
         Param(
             "Guess the tokens that follow, and verify several of them in one pass, which fetches an expert that more "
             "than one of them needs only once. lookup: what followed the last time that the chat had the same few "
-            "tokens in a row. How many are guessed is measured while answers are written: none where a wider pass "
-            "costs more than it brings. In the fast arithmetic a verified token has the very bits of one computed "
-            "alone, so that no token of an answer depends on it; not used elsewhere, nor by models with states, "
-            "beside lossy options, while routing is recorded, or for several answers at a time.",
+            "tokens in a row. mtp: what the model's own head for further tokens says, which is loaded where this or "
+            "auto is chosen before the model is, and whose experts are cached as those of one more layer. auto: "
+            "whichever of the two is worth more at each place. How many are guessed is measured while answers are "
+            "written: none where guessing and a wider pass cost more than they bring. In the fast arithmetic a "
+            "verified token has the very bits of one computed alone, so that no token of an answer depends on it; not "
+            "used elsewhere, nor by models with states, beside lossy options, while routing is recorded, or for "
+            "several answers at a time.",
             title="Draft tokens",
             name="drafts",
             resets_comparison=False,
         ),
     ] = "off"
+
+    @property
+    def by_head(self) -> bool:
+        """Whether the model's head may guess."""
+        return self.source in ("mtp", "auto")
+
+    @property
+    def by_lookup(self) -> bool:
+        """Whether the text so far may."""
+        return self.source in ("lookup", "auto")

@@ -265,7 +265,7 @@ PRESETS: tuple[Preset, ...] = (
             "predictor": "gate",
             "prefetch_deadline": True,
             "prefetch_auto": True,
-            "drafts": "lookup",
+            "drafts": "auto",
             "miss_placement": "auto",
         },
     ),

@@ -20,15 +20,14 @@ from core.engine.draft_gate import CREDIT, LEAST, LOSS, MOST, DraftGate
 from core.engine.draft_lookup import LONGEST, PLACES, SHORTEST, Lookup
 from core.settings.sampling import Sampling
 from core.system.native.compile import widths
-from core.types import AnswerStats, Ids, StepRecord
+from core.types import Ids
 from tests.checkpoints import make_checkpoint
+from tests.engine.drafted import PROMPT, TOKENS, Answer, bits
 from tests.loaded import loaded
 from tests.selection import layered
 from tests.tiny_tokenizer import save_tokenizer
 
 pytestmark = pytest.mark.skipif(not widths(), reason="no kernels for this CPU")
-TOKENS = 40
-PROMPT = "The cat sat on the mat. The dog sat on the mat. The cat sat on the mat. The dog"
 KINDS: dict[str, dict[str, Any]] = {"qwen3_moe": {}, "gpt_oss": {}, "deepseek_v3": {}, "mixtral": {}}
 
 
@@ -56,34 +55,6 @@ def guessing(engine: Engine, count: int | None) -> None:
     """As many tokens always, or as the gate says, or None: none at all."""
     engine.change({"drafts": "off" if count is None else "lookup"})
     engine.parts.drafter.gate.fixed = count or None
-
-
-class Answer:
-    """An answer with the logits that each of its tokens was drawn from."""
-
-    def __init__(self, engine: Engine, sampling: Sampling, prompt: str | Ids = PROMPT, **how: Any) -> None:
-        self.tokens, self.steps, self.text, self.logprobs = list[int](), list[StepRecord](), "", list[object]()
-        for piece in engine.generate(prompt, sampling, **how):
-            if piece.token is not None:
-                self.tokens.append(piece.token)
-                self.logprobs.append(piece.logprob)
-            if piece.step is not None:
-                self.steps.append(piece.step)
-            self.text += piece.text
-            if piece.stats is not None:
-                self.stats: AnswerStats = piece.stats
-        self.decode = [step for step in self.steps if step.phase == "decode"]
-
-
-def bits(engine: Engine) -> tuple[list[int], torch.Tensor]:
-    """A greedy answer, and the logits of each of its tokens."""
-    seen = list[torch.Tensor]()
-
-    def draw(ids: Sequence[int], given: torch.Tensor) -> int:
-        seen.append(given[0].clone())
-        return int(given[0].argmax())
-
-    return Answer(engine, Sampling(max_new_tokens=TOKENS), draw=draw).tokens, torch.stack(seen)
 
 
 @pytest.mark.parametrize("arch", layered(list(KINDS), quick=lambda arch: arch in ("qwen3_moe", "gpt_oss")))
@@ -249,8 +220,9 @@ def test_where_it_would_blur_what_is_recorded_it_rests(engine: Engine) -> None:
 
 
 def test_what_passes_took_is_kept_until_something_else_is_changed(engine: Engine) -> None:
-    guessing(engine, 4)
-    Answer(engine, Sampling(max_new_tokens=20))
+    for count in (0, 4):  # what a token takes alone is known first
+        guessing(engine, count)
+        Answer(engine, Sampling(max_new_tokens=TOKENS))
     gate = engine.parts.drafter.gate
     gate.fixed = None
     assert gate.took_ms(5) is not None
@@ -303,7 +275,7 @@ def simulated(gate: DraftGate, share: float, took: Sequence[float], tokens: int,
     `took[n - 1]` ms, more or less -> its time, and the tokens."""
     draw, spent, written = random.Random(seed), 0.0, 0
     while written < tokens:
-        count = gate.choose(40, 8)
+        count = gate.choose(40, 8).guesses
         right = next((n for n in range(count) if draw.random() >= share), count)
         ms = took[count] * draw.uniform(0.7, 1.3)
         gate.judged(40, right if count else int(draw.random() < share), min(count, right + 1) or 1)

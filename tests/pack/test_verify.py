@@ -56,7 +56,7 @@ SPOILT: list[tuple[Callable[[Path, Path], object], str]] = [
     (lambda p, _: (p / "moestro.json").write_bytes(b"\xff\xfe"), "moestro.json is damaged"),
     (lambda p, _: (p / "moestro.json").write_text("[]"), "moestro.json is damaged"),
     (lambda p, _: edit(p, experts=6), "moestro.json is damaged"),
-    (lambda p, _: edit(p, pack=2, moestro="9.9"), r"newer Moestro \(9.9\). Update"),
+    (lambda p, _: edit(p, pack=3, moestro="9.9"), r"newer Moestro \(9.9\). Update"),
     (lambda p, _: os.truncate(p / "moestro.json", 900), "moestro.json is damaged"),
     (lambda p, _: (p / "experts-00001.bin").unlink(), "experts-00001.bin is missing"),
     (lambda p, _: os.truncate(p / "experts-00001.bin", 4096), "experts-00001.bin is damaged: it has 4,096 bytes"),

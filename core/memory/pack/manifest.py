@@ -28,13 +28,13 @@ from core.memory.pack.manifest_json import (
     segment_from,
     sums_from,
 )
+from core.memory.pack.remedies import unusable
 from core.memory.pages import page_up
-from core.system.command import COMMAND
 from core.system.reading import CONFIG_BYTES, BadJson, is_file_name, parse_json, read_bytes
 
 NAME = "moestro.json"
 DENSE = "model.safetensors"
-VERSION = 1
+VERSION = 2  # of packs with heads; others are of version 1
 MOST_LAYERS, MOST_EXPERTS = 1000, 1 << 14
 
 
@@ -45,7 +45,7 @@ class Manifest:
     model_hash: str  # identity of the model it was made from
     format: str  # of the experts: a name of core.memory.codec.FORMATS
     numbers: Numbers  # number types in the blobs
-    layers: int  # MoE layers
+    layers: int  # MoE layers, with the heads' own, which are the last
     experts: int  # in each
     top_k: int
     parts: Mapping[str, PartSpec]  # of one expert, in the model's own layout and dtype
@@ -61,6 +61,7 @@ class Manifest:
     exact: Mapping[str, str]  # by part: how its numbers were derived from the source, in words
     moestro: str  # version that wrote it
     created: str  # ISO 8601
+    heads: int = 0  # of the layers: those of heads that predict further tokens, which no pass over the model computes
 
     @property
     def blob_bytes(self) -> int:
@@ -71,7 +72,7 @@ class Manifest:
     def identity(self) -> dict[str, Any]:
         """The values an interrupted import must share to be resumed: see `identity_of`."""
         top = self.segments[0].stop if self.segments else 0
-        return identity_of(self.model_hash, self.format, self.numbers, top, self.moestro)
+        return identity_of(self.model_hash, self.format, self.numbers, top, self.moestro, self.heads)
 
     @property
     def total(self) -> int:
@@ -117,7 +118,7 @@ class Manifest:
     def dump(self) -> str:
         """The manifest file's text, with a digest over its content."""
         body = {
-            "pack": VERSION,
+            "pack": VERSION if self.heads else 1,
             "model_hash": self.model_hash,
             "format": self.format,
             "numbers": numbers_json(self.numbers),
@@ -139,6 +140,7 @@ class Manifest:
             "exact": dict(self.exact),
             "moestro": self.moestro,
             "created": self.created,
+            **({"heads": self.heads} if self.heads else {}),
         }
         lines = ",\n".join(f"  {json.dumps(key)}: {json.dumps(value)}" for key, value in body.items())
         return f'{{\n{lines},\n  "digest": "{_digest(body)}"\n}}\n'
@@ -176,7 +178,8 @@ class Manifest:
 
     @classmethod
     def _of(cls, body: CheckedObject) -> Manifest:
-        body.only("pack", *(f.name for f in fields(cls) if f.name not in ("layout", "sums")), "blob", "crc32")
+        new = [] if "heads" in body.names() else ["heads"]  # which older packs have none of
+        body.only("pack", *(f.name for f in fields(cls) if f.name not in ("layout", "sums", *new)), "blob", "crc32")
         numbers, parts, files = body.object("numbers"), body.object("parts"), body.object("files")
         numbers.only(*(f.name for f in fields(Numbers)))
         layers, experts = body.whole("layers", 1, MOST_LAYERS), body.whole("experts", 1, MOST_EXPERTS)
@@ -194,6 +197,7 @@ class Manifest:
             exact=body.texts("exact"),
             moestro=body.text("moestro"),
             created=body.text("created"),
+            heads=0 if new else body.whole("heads", 0, layers - 1),
             numbers=Numbers(**{name: numbers.dtype(name) for name in numbers.names()}),
             parts={
                 name: PartSpec(parts.object(name).shape("shape"), parts.object(name).dtype("dtype", FLOATS))
@@ -237,10 +241,12 @@ class Manifest:
             raise InvalidValue(f"it does not name {lost}")
 
 
-def identity_of(model_hash: str, format: str, numbers: Numbers, top: int, moestro: str) -> dict[str, Any]:
+def identity_of(
+    model_hash: str, format: str, numbers: Numbers, top: int, moestro: str, heads: int = 0
+) -> dict[str, Any]:
     """Identifies an import: imports with equal identity write equal bytes. `top` = neurons of the top segment, or 0."""
     return {
-        "pack": VERSION,
+        "pack": VERSION if heads else 1,
         "model_hash": model_hash,
         "format": format,
         "numbers": numbers_json(numbers),
@@ -262,35 +268,6 @@ def partial(pack: Path) -> Path:
 def layer_file(layer: int) -> str:
     """The name of a MoE layer's expert file."""
     return f"experts-{layer:05}.bin"
-
-
-REPAIR = f"Delete this pack in the library (`{COMMAND} models --delete`), and import the model again."
-
-
-def unusable(file: Path, how: str = "") -> str:
-    """Error text for a damaged manifest: it does not tell which files are the pack's, so none are deleted by it."""
-    return (
-        f"{file} is damaged{how}. Import the model again, into another folder; then look through {file.parent} and "
-        "remove what you do not need."
-    )
-
-
-def damaged(file: Path, how: str = "") -> str:
-    """Error text for a pack file whose content has changed."""
-    return f"{file} is damaged{how}. {REPAIR}"
-
-
-def changed(file: Path, how: str = "") -> str:
-    """Error text for a pack file that was written to while the pack was open."""
-    return (
-        f"{file} was changed while its model was loaded{how}. Unload the model and load it again. If it cannot be "
-        f"loaded: {REPAIR[0].lower()}{REPAIR[1:]}"
-    )
-
-
-def unreadable(file: Path, error: OSError) -> str:
-    """Error text for a read that the system refuses."""
-    return f"{file} cannot be read: {error.strerror or error}. Check the disk and your permissions for this file."
 
 
 def _digest(body: Mapping[str, Any]) -> str:

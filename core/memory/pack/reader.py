@@ -10,8 +10,9 @@ from pathlib import Path
 import torch
 
 from core.errors import ModelError
-from core.memory.pack.manifest import changed, damaged, layer_file, unreadable
+from core.memory.pack.manifest import layer_file
 from core.memory.pack.pagefile import PageFile
+from core.memory.pack.remedies import changed, damaged, unreadable
 from core.memory.pack.verify import check
 from core.memory.pages import PAGE, aligned, page_up
 

@@ -8,9 +8,10 @@ from pathlib import Path
 from typing import NamedTuple
 
 from core.errors import ModelError
-from core.memory.pack.manifest import DENSE, REPAIR, Manifest, damaged, layer_file, unreadable
+from core.memory.pack.manifest import DENSE, Manifest, layer_file
 from core.memory.pack.manifest_json import PackFile
 from core.memory.pack.pagefile import PageFile
+from core.memory.pack.remedies import REPAIR, damaged, unreadable
 from core.memory.pages import aligned
 
 CHUNK = 4 << 20  # bytes hashed at a time

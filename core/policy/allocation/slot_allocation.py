@@ -136,8 +136,10 @@ def place(
     top_k: int,
     profile: AllocationProfile | None,
     blocks: int = 1,
+    heads: int = 0,
 ) -> Placement:
-    """The placement by the settings, of experts in so many blocks. Raises SettingError when a required profile is
+    """The placement by the settings, of experts in so many blocks. The layers of `heads` come after `layers`: nothing
+    of theirs is pinned, and they get the slots of another last layer. Raises SettingError when a required profile is
     missing, or pins or the buffer do not fit the model."""
     scope, name = settings.scope, settings.layer_slots.name if settings.scope == "layer" else "uniform"
     check_need("layer_slots", name, profile)
@@ -145,11 +147,17 @@ def place(
     pinned = settings.pins.eids(layers, experts, counts)
     held = Counter(eid // experts for eid in pinned)
     needed = top_k if blocks == 1 else 0  # split experts can be computed in the buffer
-    least = tuple(min(experts, needed + held[layer]) for layer in range(layers))
     plan = profile.plan if profile is not None else None
-    facts = AllocationInputs(experts, top_k, least, counts, recall, plan.slots if plan is not None else None)
-    divide = create("layer_slots", name, {}, facts=facts)
+    slots = plan.slots if plan is not None else None
     usual = np.zeros(layers * experts) if counts is None else np.asarray(counts, np.float64).ravel()
+    if heads:
+        counts, recall = (
+            None if one is None else np.concatenate([one, *[one[-1:]] * heads]) for one in (counts, recall)
+        )
+        slots = None if slots is None else (*slots, *slots[-1:] * heads)
+        layers, usual = layers + heads, np.concatenate([usual, np.zeros(heads * experts)])
+    least = tuple(min(experts, needed + held[layer]) for layer in range(layers))
+    divide = create("layer_slots", name, {}, facts=AllocationInputs(experts, top_k, least, counts, recall, slots))
     if blocks == 1:
         transit = top_k if settings.bypass and scope == "layer" else 0
         return Placement(layers, experts, top_k, scope, divide, pinned, usual, transit)

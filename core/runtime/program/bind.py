@@ -16,7 +16,9 @@ from torch import nn
 from core.errors import ModelError
 from core.hf.cache import reserve
 from core.hf.discover import ExpertsSite
+from core.hf.head import MtpHead
 from core.hf.reserved_layers import Part, Reserved
+from core.hf.reserved_tensor import Allocated
 from core.hf.text_to_text import empty_cache
 from core.runtime.program import beside
 from core.runtime.program.attention import attention_of
@@ -35,6 +37,7 @@ PART = "language_model"
 BLOCKS = "mlp", "block_sparse_moe"
 NORMS = "input_layernorm", "post_attention_layernorm", "pre_feedforward_layernorm", "post_feedforward_layernorm"
 ROTATIONS = "default", "linear", "llama3", "yarn", "proportional"  # of angles that no text's length changes
+HEAD = "enorm", "hnorm", "eh_proj", "shared_head"  # around the layer of a head
 PLACES = (  # of norms: before the mixer, of what it adds, before the rest, of what that adds
     ("input_layernorm", "", "post_attention_layernorm", ""),
     ("", "post_attention_layernorm", "", "post_feedforward_layernorm"),
@@ -131,6 +134,21 @@ def _bind(model: Any, sites: Sequence[ExpertsSite], context: int) -> Form:
     )
     hidden = embedding.weight.shape[1]
     return Form(embedding, found, norm_of(inner.norm), weight_of(model.lm_head), hidden, context, dtype, *scales)
+
+
+def bind_head(head: MtpHead, context: int) -> tuple[Layer, NormWeight]:
+    """The layer of a head, and the norm after it. Raises ModelError, with what is not known."""
+    layer = nn.Module()
+    for name, one in head.layer.named_children():
+        if name not in HEAD:
+            layer.add_module(name, one)
+    angles = functools.partial(_angles, head.inner.rotary_emb, context, "")
+    kept, dtype = head.cache(context, Allocated()).layer, head.layer.eh_proj.weight.dtype
+    try:
+        bound = _layer(layer, {id(head.site.parent): head.site}, angles, kept, dtype)
+        return bound, norm_of(head.layer.shared_head.norm)
+    except (AttributeError, TypeError, ValueError, RuntimeError) as error:
+        raise ModelError(f"the head's modules could not be tried: {reason(error)}") from error
 
 
 @torch.inference_mode()

@@ -59,11 +59,13 @@ class Builder:
             embedded = len(steps)
             for number, layer in enumerate(form.layers):
                 self._layer(number, layer)
+        self._kept = list[slice]()
         logits, found = self._head(), tuple(self._routings)
         addresses = tokens, self.positions, embedded, logits, self._table
         hooks = tuple([hooks for one in found for hooks in hooks_around(one)])
-        bound = [text.held for text in texts]
-        self.built = Built(self._rows, self._scratch, steps, found, self._ids, self._normed, *addresses, hooks, bound)
+        bound, kept = [text.held for text in texts], tuple(self._kept)
+        given = self._rows, self._scratch, steps, found, self._ids, self._normed
+        self.built = Built(*given, *addresses, hooks, bound, kept)
 
     def _made_rows(self) -> Rows:
         form, hidden = self._form, self._form.hidden
@@ -178,6 +180,7 @@ class Builder:
         for _, _, count, kept in self.texts:
             end += count
             some_rows, out = slice(end - kept, end), normed[done : done + kept]
+            self._kept.append(some_rows)
             x, delta = rows.x[some_rows], rows.delta[some_rows]
             self.steps.add(norm(form.norm, x, delta, out, form.residual_scale, last.factor))
             done += kept

@@ -60,6 +60,7 @@ class Built(NamedTuple):
     table: int  # where that of the experts' slots is
     hooks: tuple[Mapping[int, object], ...]  # those that want to see the experts of a layer
     bound: list[tuple[Held, ...]]  # the memory of the sequences that it is for
+    kept: tuple[slice, ...]  # the rows of which logits are computed
 
     def bind(self, texts: Sequence[Text]) -> None:
         """It is for sequences in other memory of the same sizes."""

@@ -18,7 +18,7 @@ from core.memory.codec.fast.products import CanonicalProducts
 from core.memory.codec.native.threads import acquire_team
 from core.policy.predict.base import RouterPlan
 from core.runtime.batch import Batch
-from core.runtime.program.bind import bind
+from core.runtime.program.bind import Form
 from core.runtime.program.build import Builder
 from core.runtime.program.built import Built, Memory, Routing, Rows
 from core.runtime.program.cap import capped
@@ -54,17 +54,24 @@ class Hits(Protocol):
 class Program:
     """For one model. One pass at a time."""
 
-    def __init__(self, model: Any, sites: Sequence[ExpertsSite], kernels: ExpertKernels, context: int) -> None:
-        """Raises ModelError, with the reason, where the model is not known."""
-        self.form, self._kernels = bind(model, sites, context), kernels
+    def __init__(self, form: Form, kernels: ExpertKernels) -> None:
+        self.form, self.kernels = form, kernels
         self._parts, self._memory = self.form.parts, Memory()
         self._kept: dict[object, Built] = {}
+        self._latest: Built | None = None
         self.built_s = 0.0  # what building steps has taken, within passes
 
     @torch.inference_mode()
-    def compute(self, batch: Batch, keep: int, experts: Experts, hits: Hits | None = None) -> torch.Tensor:
+    def compute(
+        self,
+        batch: Batch,
+        keep: int,
+        experts: Experts,
+        hits: Hits | None = None,
+        embedded: torch.Tensor | None = None,
+    ) -> torch.Tensor:
         """As `core.runtime.batch.compute` -> logits [keep * shares, V] in fp32. `hits`: where experts may be found
-        without `experts`."""
+        without `experts`. `embedded` [T, H] takes the place of the tokens' embeddings."""
         form = self.form
         positions = [share.kv.length + i for share in batch.shares if share.kv for i in range(len(share.tokens))]
         self._check(batch.tokens, positions)
@@ -75,10 +82,11 @@ class Program:
             kv.whole = False
             texts.append(Text(kv, kv.memory.allocated(kv, self._parts, rows), rows, min(keep, rows)))
         built = self._built(texts, hits.routers if hits is not None and len(batch.tokens) == 1 else None)
-        first = self._begin(built, batch.tokens, positions)
+        first = self._begin(built, batch.tokens, positions, embedded)
         logits = torch.empty(len(built.normed), form.head.outputs)
         built.steps.change(built.logits, [logits.data_ptr()])
         self._run(built, first, experts, hits)
+        self._latest = built
         for kv, _, count, _ in texts:
             kv.memory.grow(kv, count)
             kv.whole = True
@@ -88,6 +96,18 @@ class Program:
             capped(logits, form.logits_cap)
         return logits
 
+    @torch.inference_mode()
+    def states(self) -> torch.Tensor:
+        """[T, H] fp32: the residual stream of all rows of the latest pass, after the last layer."""
+        built, form = self._latest, self.form
+        assert built is not None
+        states = torch.add(built.rows.x, built.rows.delta, alpha=form.residual_scale)
+        if form.layers[-1].factor is not None:
+            states.mul_(form.layers[-1].factor)
+        for rows in built.kept:  # which have it already
+            states[rows] = built.rows.x[rows]
+        return states
+
     def _check(self, tokens: Sequence[int], positions: Sequence[int]) -> None:
         """Raises IndexError where the tables of embeddings or angles have no such row."""
         embeddings = self.form.embedding.weight
@@ -96,12 +116,23 @@ class Program:
             if not 0 <= min(found) <= max(found) < end:
                 raise IndexError(f"{what} {min(found)} or {max(found)} is outside of the model's {end}")
 
-    def _begin(self, built: Built, tokens: Sequence[int], positions: Sequence[int]) -> int:
+    @property
+    def normed(self) -> torch.Tensor:
+        """[kept, H] fp32: what the logits of the latest pass were computed of."""
+        assert self._latest is not None
+        return self._latest.normed
+
+    def _begin(
+        self, built: Built, tokens: Sequence[int], positions: Sequence[int], embedded: torch.Tensor | None
+    ) -> int:
         """Write the tokens of all rows and their positions -> the first step: that of the embeddings, unless hooks want
         to see these."""
         form, rows = self.form, built.rows
         built.steps.change(built.tokens, tokens)
         built.steps.change(built.positions, positions)
+        if embedded is not None:
+            rows.x.copy_(embedded)
+            return built.embedded
         if not (form.embedding._forward_hooks or form.embedding._forward_pre_hooks):
             return 0
         rows.x.copy_(form.embedding(torch.tensor([tokens]))[0])
@@ -175,10 +206,10 @@ class Program:
         if built is None:
             began_s = time.perf_counter()
             moved = self._memory.moved
-            built = Builder(self.form, self._kernels, self._memory, texts, plan).built
+            built = Builder(self.form, self.kernels, self._memory, texts, plan).built
             if moved != self._memory.moved:
                 self._kept.clear()
-                built = Builder(self.form, self._kernels, self._memory, texts, plan).built
+                built = Builder(self.form, self.kernels, self._memory, texts, plan).built
             self.built_s += time.perf_counter() - began_s
         built.bind(texts)
         self._kept[key] = built  # as the last one

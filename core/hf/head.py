@@ -1,0 +1,197 @@
+"""Heads that predict further tokens (MTP), which transformers' models leave out: a decoder layer after the last one,
+with two norms and a projection before it and a norm after it. Embeddings, rotary angles and the output layer are the
+model's own.
+
+Of the kinds that there are one is known: DeepSeek-V3's (arXiv 2412.19437, section 2.2), which GLM-4.x has, too. Its
+weights are stored as those of a layer more. The layer itself is transformers' own class, so that its arithmetic is that
+of all others; `attach` makes it part of a model, under the names that the checkpoint has, while weights are read.
+"""
+
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, Final
+
+import torch
+from torch import nn
+from transformers import DynamicCache
+from transformers.cache_utils import DynamicLayer
+from transformers.masking_utils import create_causal_mask
+
+from core.errors import ModelError
+from core.hf.cache import reserve
+from core.hf.cached_pass import CACHE
+from core.hf.discover import ExpertsSite, find_experts
+from core.hf.expert_attributes import CLOSE, CONVERSIONS
+from core.hf.hooks import BOUND
+from core.hf.reserved_layers import ReservedLayer
+from core.hf.reserved_tensor import Allocated
+from core.hf.text_to_text import empty_cache
+from core.system.wording import reason
+
+HEAD: Final = "_moestro_head"  # on a model: its `MtpHead`, which is not one of its modules
+PARTS = "enorm", "hnorm", "eh_proj", "shared_head.norm"
+SHARED = "embed_tokens", "shared_head.head"  # copies of the model's own weights, which are computed with in their place
+UNKNOWN = "heads of this kind are not known"
+
+
+def objection(config: Any, names: Collection[str]) -> str | None:
+    """Why the head of a checkpoint with tensors of these names is not loaded; "" if it is, None where it has none.
+    `config` is that of the text model."""
+    layer = f"model.layers.{getattr(config, 'num_hidden_layers', 0)}."
+    if not any(name.startswith(layer) and name.endswith(".eh_proj.weight") for name in names):
+        return None
+    missing = [part for part in PARTS if f"{layer}{part}.weight" not in names]
+    return f"{UNKNOWN}: {missing[0]} is not among its weights" if missing else ""
+
+
+def attach(model: Any) -> None:
+    """Add a head to a model, as the layer after its last one, which its forward does not compute. Raises ModelError
+    where the model is built in a way that is not known, and changes nothing then."""
+    config = model.config
+    inner: Any = getattr(model, "model", None)
+    layers: Any = getattr(inner, "layers", None)
+    known = isinstance(layers, nn.ModuleList) and all(hasattr(inner, name) for name in ("norm", "rotary_emb"))
+    if not known or not hasattr(model, "lm_head") or len(layers) != config.num_hidden_layers:
+        raise ModelError(f"{UNKNOWN}: the model is not built like those that have them")
+    if any(type(one) is not DynamicLayer for one in empty_cache(config).layers):
+        raise ModelError(f"{UNKNOWN}: the model keeps more of a text than keys and values, or less")
+    if any(hasattr(site.module, one) for site in find_experts(model)[:1] for one in (CONVERSIONS, CLOSE)):
+        raise ModelError(f"{UNKNOWN}: transformers' experts interface does not serve its layers")
+    try:
+        with torch.device(model.device):
+            layers.append(_layer(layers[-1], inner.norm, config).to(model.dtype).eval())
+    except (IndexError, TypeError, ValueError, AttributeError, KeyError) as error:
+        raise ModelError(f"{UNKNOWN}: a layer more cannot be built ({reason(error)})") from error
+    try:
+        if not find_experts(model)[-1].name.startswith(f"model.layers.{len(layers) - 1}."):
+            raise ModelError(f"{UNKNOWN}: it has no experts")
+    except ModelError:
+        del layers[-1]
+        raise
+
+
+def _layer(like: nn.Module, norm: nn.Module, config: Any) -> Any:
+    """A decoder layer with the parts of a head, under the checkpoint's names."""
+    hidden, number = config.hidden_size, config.num_hidden_layers
+    layer: Any = type(like)(config, number)
+    layer.self_attn.layer_idx = 0  # in a KV cache of its own
+    layer.enorm, layer.hnorm = (type(norm)(hidden, eps=config.rms_norm_eps) for _ in range(2))
+    layer.eh_proj = nn.Linear(2 * hidden, hidden, bias=False)
+    layer.shared_head = nn.Module()
+    layer.shared_head.norm = type(norm)(hidden, eps=config.rms_norm_eps)
+    return layer
+
+
+def detach(model: Any) -> None:
+    """Take the head that was attached to a model out of its modules: `head_of` has it from now on."""
+    sites, layers = find_experts(model), model.model.layers
+    layer = layers[-1]
+    del layers[-1]
+    config = model.config
+    vars(model)[HEAD] = MtpHead(sites[-1], layer, model.model, model.lm_head, config)
+
+
+def head_of(model: Any) -> "MtpHead | None":
+    """The head that a model was loaded with."""
+    found: MtpHead | None = vars(model).get(HEAD)
+    return found
+
+
+@contextmanager
+def attached(model: Any) -> Iterator[None]:
+    """Inside, a model's head is among its modules, under the checkpoint's names, if it has one."""
+    head = head_of(model)
+    if head is not None:
+        model.model.layers.append(head.layer)
+    try:
+        yield
+    finally:
+        if head is not None:
+            del model.model.layers[-1]
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class MtpHead:
+    """Guesses, from a model's last hidden state and the token that was drawn from it, the token after that. `site`: its
+    experts, which are one more MoE layer after the model's own."""
+
+    site: ExpertsSite
+    layer: Any  # the modules that are its own
+    inner: Any  # those of the model without its output layer
+    output: nn.Module
+    config: Any
+
+    def cache(self, context: int, allocated: Allocated) -> "HeadCache":
+        """Memory for the keys and values of one text of up to so many positions."""
+        cache = DynamicCache()
+        cache.layers = [DynamicLayer()]
+        (own,) = reserve(cache, context, allocated)
+        assert isinstance(own, ReservedLayer)
+        return HeadCache(cache, own)
+
+    @torch.inference_mode()
+    def normed(self, states: torch.Tensor) -> torch.Tensor:
+        """A model's last states [T, H], as its output layer gets them."""
+        found: torch.Tensor = self.inner.norm(states.to(self.layer.eh_proj.weight.dtype))
+        return found
+
+    @torch.inference_mode()
+    def joined(self, hidden: torch.Tensor, tokens: Sequence[int]) -> torch.Tensor:
+        """[T, H] what its layer gets of normed states `hidden` [T, H] and the token after each."""
+        layer = self.layer
+        embedded = self.inner.embed_tokens(torch.tensor(tokens, device=layer.eh_proj.weight.device))
+        both = layer.enorm(embedded), layer.hnorm(hidden.to(embedded.dtype))
+        found: torch.Tensor = layer.eh_proj(torch.cat(both, -1))
+        return found
+
+    @torch.inference_mode()
+    def states(self, hidden: torch.Tensor, tokens: Sequence[int], first: int, cache: "HeadCache") -> torch.Tensor:
+        """[T, H], normed, of the normed states `hidden` [T, H] at the positions from `first` on, and the token after
+        each. `cache` holds what came before, and then them. These states, and the token that is guessed from the last
+        one, are what a further guess is made from (arXiv 2412.19437, section 2.2, one module for every depth)."""
+        layer, x = self.layer, self.joined(hidden, tokens)[None]
+        device = x.device
+        positions = torch.arange(first, first + len(tokens), device=device)[None]
+        mask = create_causal_mask(config=self.config, inputs_embeds=x, attention_mask=None, **{CACHE: cache.cache})
+        x = layer(
+            x,
+            attention_mask=mask,
+            position_ids=positions,
+            position_embeddings=self.inner.rotary_emb(x, positions),
+            use_cache=True,
+            **{CACHE: cache.cache},
+        )
+        x = x[0] if isinstance(x, tuple) else x
+        normed: torch.Tensor = layer.shared_head.norm(x)
+        return normed[0]
+
+    @torch.inference_mode()
+    def logits(self, states: torch.Tensor) -> torch.Tensor:
+        """[V] of the token that is guessed from the last of the states [T, H]."""
+        found: torch.Tensor = self.output(states[-1:])
+        return found[0]
+
+    @property
+    def kv_bytes(self) -> int:
+        """Of its keys and values of a position, of a head on the meta device."""
+        allocated = Allocated()
+        cache, site = self.cache(1, allocated), self.site
+        setattr(site.module, BOUND, lambda hidden, ids, weights: torch.zeros_like(hidden))
+        try:
+            self.states(torch.empty(1, self.config.hidden_size, device="meta"), [0], 0, cache)
+        finally:
+            delattr(site.module, BOUND)
+        return allocated.bytes
+
+
+@dataclass(frozen=True, slots=True)
+class HeadCache:
+    """Keys and values of one text: those of its positions from somewhere on, without a gap."""
+
+    cache: DynamicCache
+    layer: ReservedLayer
+
+    def cut(self, length: int) -> None:
+        """Keep those of the first so many positions that it has."""
+        self.layer.cut(length) if length else self.layer.clear()

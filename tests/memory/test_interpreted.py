@@ -40,7 +40,7 @@ def interpreted(*asked: str) -> list[Any]:
 
 PLAIN = ("bfloat16", "float16", "float32")
 FAST = ("int4-g64", "bfloat16")
-SOME = ("interpreted:drawn", "interpreted_ids:2", "interpreted_attention", "interpreted_fast")
+SOME = ("interpreted:drawn", "interpreted_ids:2", "interpreted_attention", "interpreted_fast", "interpreted_layer")
 
 
 @pytest.fixture(scope="module")
@@ -123,6 +123,20 @@ def test_the_same_for_every_format_and_drawn_shapes() -> None:
     (differ,) = interpreted("interpreted_fast:all")
     for name in (*CODED, *PLAIN):
         assert len([case for case in differ if case.startswith(f"{name} ")]) >= 12, name
+    assert not {case: count for case, count in differ.items() if count}
+
+
+# -- what a layer computes beside its experts ------------------------------------------------------------------------
+
+
+def test_a_layer_has_the_bits_that_a_cpu_has(some: dict[str, Any]) -> None:
+    assert some["interpreted_layer"] == dict.fromkeys(("norm", "rotate", "route", "attend", "product", "activation"), 0)
+
+
+@pytest.mark.long(0.5)
+def test_the_same_for_every_kind_of_layer_and_odd_numbers() -> None:
+    (differ,) = interpreted("interpreted_layer:all")
+    assert len(differ) > 60
     assert not {case: count for case, count in differ.items() if count}
 
 

@@ -47,7 +47,7 @@ FAST = (
     "Fast arithmetic: the answers' bits are those with everything resident, and differ slightly from transformers' "
     "own. If it does not know the model, the reference computes, and the model's status shows the reason."
 )
-FAST_ON_CPU = "Fast arithmetic was chosen, which computes on a CPU: on this device the reference computes."
+FAST_ON_GPU = "On a GPU it has run under an emulation alone, and its speed was never measured."
 DEFAULT_CONTEXT = 8192  # when the model allows more and the user set none
 
 
@@ -93,7 +93,7 @@ class Plan:
         split = SPLIT.format(self.codec.blocks, SPLIT_SUMS) if self._sums_blocks else ""
         device = remark(self.device, self.dtype) or (passed_over(self.spec.device) if self.device.type == "cpu" else "")
         turns = TEXT_TO_TEXT if self.outline.encoder_layers else ""
-        fast = "" if self.spec.arithmetic != "fast" else FAST if self.device.type == "cpu" else FAST_ON_CPU
+        fast = "" if self.spec.arithmetic != "fast" else f"{FAST} {FAST_ON_GPU}" if self.device.type == "cuda" else FAST
         return " ".join(filter(None, (text, turns, fast, close, split, notice(self.device), device)))
 
     @property

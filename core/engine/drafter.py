@@ -5,6 +5,7 @@ from collections.abc import Callable
 from core.engine.draft_gate import DraftGate
 from core.engine.draft_lookup import Guess
 from core.engine.sequence import Sequence
+from core.runtime.program.gpu.program import GpuProgram
 from core.runtime.program.program import Program
 from core.runtime.program.row_steps import ROWS
 from core.settings.drafts import DraftSettings
@@ -18,7 +19,7 @@ STATES = "the model keeps states, of which no token can be taken back"
 class Drafter:
     """For one loaded model, over all its answers. `say(text)` is called with why it does nothing."""
 
-    def __init__(self, program: Program | None, most: int) -> None:
+    def __init__(self, program: Program | GpuProgram | None, most: int) -> None:
         """`program`: computes tokens that are verified with the bits of those computed alone; None = nothing does.
         `most` of them may be taken back."""
         self.say: Callable[[str], None] = lambda text: None

@@ -14,6 +14,7 @@ from core.runtime.lead import Lead
 from core.runtime.moe_step import MoEStep
 from core.runtime.out_of_memory import shortage
 from core.runtime.prediction.predictor_host import PredictorHost
+from core.runtime.program.gpu.rows import GpuMath
 from core.runtime.token_graph import TokenGraphs
 from core.runtime.trace_capture import TraceCapture
 from core.settings.link import LinkSettings
@@ -118,6 +119,8 @@ class DeviceDecode:
         """Why this load can never use it; "" when it can, as far as can be told without trying."""
         if self._device.type != "cuda":
             return "the model is not on a GPU"
+        if isinstance(self._math[0], GpuMath):
+            return "the fast arithmetic computes, whose tokens the host leads on a GPU"
         if any(one.grouped is None for one in self._math):
             return "the Triton kernels do not run here"
         codec = self._math[0].codec

@@ -30,13 +30,14 @@ from core.runtime.placement import PlacementCosts
 from core.runtime.placement_trials import LayerTrial, trial_costs
 from core.runtime.program.experts import ExpertKernels, FastMath
 from core.runtime.program.few import FewRows
+from core.runtime.program.gpu.rows import GpuMath, GpuRows
 from core.runtime.program.many import FastRows
 from core.runtime.rows import ExpertRows
 from core.settings.misses import MissSettings
 from core.types import StepRecord
 
 log = logging.getLogger("moestro.host")
-Rows = ExpertRows | FastRows | FewRows
+Rows = ExpertRows | FastRows | FewRows | GpuRows
 CLOSE = 0.05  # of the largest logit: what other sums of some experts may do to logits, and states rounded to 8 bits
 _broken: list[object] = []  # what threads that failed may still write to
 
@@ -103,7 +104,7 @@ class HostCompute:
     def closeness(self) -> float:
         """How far logits of passes in which it computed may be from those of the device alone, as a share of the
         largest; 0 = the same bits."""
-        return CLOSE if self._device.type == "cuda" else 0.0
+        return CLOSE if self._device.type == "cuda" and not isinstance(self._math[0], GpuMath) else 0.0
 
     def configure(self, old: MissSettings | None, new: MissSettings) -> None:
         """Use other settings from the next pass on; the threads live as long as they are of use."""

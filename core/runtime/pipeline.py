@@ -14,6 +14,7 @@ from core.hf.packed_texts import AnyPacking
 from core.runtime.batch import Batch, compute
 from core.runtime.device_decode import DeviceDecode
 from core.runtime.moe_step import MoEStep
+from core.runtime.program.gpu.program import GpuProgram
 from core.runtime.program.program import Hits, Program
 from core.runtime.warmup import Threads
 
@@ -66,7 +67,9 @@ class HookedModel:
     device: torch.device
     dispatch: StepDispatch
     packing: AnyPacking
-    program: Program | None = None  # what computes passes in the fast arithmetic; None: transformers' modules
+    program: Program | GpuProgram | None = (
+        None  # what computes passes in the fast arithmetic; None: transformers' modules
+    )
     fast_experts: bool = False  # the experts are computed in it, with a program or without
     fallback: str = ""  # why there is no program, or not even that, where one was chosen; for the user
 

@@ -1,14 +1,16 @@
-"""`python -m tests.memory.interpret interpreted_layer[:all]`: what a decoder layer computes beside its products, in
+"""`python -m tests.memory.interpret interpreted_layer[:all]`: what a decoder layer computes beside its experts, in
 Triton against the kernels of core.runtime.program on this CPU, as {case: how many numbers differ}. A NaN is as good as
-another; of zeros the signs are compared, too."""
+another; of zeros the signs are compared, too. tests/gpu/test_fast.py has a real GPU compute it."""
 
 from dataclasses import replace
+from typing import Any, NamedTuple
 
 import torch
 
 from core.memory.codec.fast import portable
 from core.memory.codec.fast.gpu.dense import DenseKernels, Placed
 from core.memory.codec.fast.steps import named, single
+from core.memory.codec.kernels import ByTriton, Launcher
 from core.runtime.program import attend, gate, rms, rotate, route
 from core.runtime.program.attend_block import Attend
 from core.runtime.program.gate import Gate
@@ -57,8 +59,26 @@ JOINED = (
 )
 
 
+class On(NamedTuple):
+    """What computes: a device, and what launches its kernels."""
+
+    device: torch.device
+    launcher: Launcher
+
+    def there(self, one: torch.Tensor | None) -> Any:
+        """A tensor, or none, where that is computed."""
+        return one if one is None or one.device == self.device else one.to(self.device)
+
+    def kernels(self) -> layer.LayerKernels:
+        return layer.LayerKernels(self.launcher)
+
+
+ON = On(torch.device("cpu"), ByTriton)
+
+
 def differing(got: torch.Tensor, wanted: torch.Tensor) -> int:
     """Numbers whose bits differ."""
+    got = got.cpu()
     assert got.shape == wanted.shape and got.dtype == wanted.dtype
     ints = {4: torch.int32, 2: torch.int16, 8: torch.int64}[got.element_size()]
     differ = got.view(ints) != wanted.view(ints)
@@ -105,9 +125,9 @@ def normed(of: Norm, scale: float, adds: bool, *, wild: bool) -> int:
     spec = rms.Rms(of, adds=adds, scale=scale, factor=adds)
     strides = {"x_stride": x.stride(0) * 4, "out_stride": width * 4}
     single(rms.kernel(spec), named(rms.FIELDS, **at, **strides), rows)
-    kernels, given = layer.LayerKernels(), other[:, :width]
-    got = torch.empty_like(wanted)
-    kernels.norm(of, weight, given, delta if adds else None, got, scale, times if adds else None)
+    other, got = ON.there(other), torch.empty(rows, width, device=ON.device)
+    more = [ON.there(one if adds else None) for one in (delta, times)]
+    ON.kernels().norm(of, ON.there(weight), other[:, :width], more[0], got, scale, more[1])
     return differing(got, wanted) + differing(other, x)
 
 
@@ -140,9 +160,11 @@ def turned(spec: Rotate, *, wild: bool) -> int:
     there = {name: one for name, one in at.items() if one is not None}
     given = named(rotate.FIELDS, qkv=qkv, positions=positions, **there, **strides)
     single(rotate.kernel(spec), given, rows * spec.heads)
+    ours = tuple([ON.there(one) for one in ours])
     q, k, v = ours
     cached = layer.Cached(k.data_ptr(), v.data_ptr(), *strides.values())
-    layer.LayerKernels().rotate(spec, qkv, bias, (weights[0], weights[1]), tables, positions, q, cached)
+    here = [ON.there(one) for one in (qkv, bias, *weights, *tables, positions)]
+    ON.kernels().rotate(spec, here[0], here[1], (here[2], here[3]), (here[4], here[5]), here[6], q, cached)
     return sum(differing(a, b) for a, b in zip(ours, theirs, strict=True))
 
 
@@ -155,7 +177,7 @@ def routed(spec: Route, *, wild: bool) -> int:
     ids, weights = torch.empty(tokens, spec.chosen, dtype=torch.int64), torch.empty(tokens, spec.chosen)
     at = {"logits": logits, "ids": ids, "weights": weights} | ({"bias": bias} if bias is not None else {})
     single(route.kernel(spec), named(route.FIELDS, **at), tokens)
-    got = layer.LayerKernels().route(spec, logits, bias)
+    got = ON.kernels().route(spec, ON.there(logits), ON.there(bias))
     return differing(got[0], ids) + differing(got[1], weights)
 
 
@@ -189,16 +211,18 @@ def compared(
 ) -> int:
     """How many outputs differ."""
     rows, size = len(positions), spec.cache.itemsize
-    wanted, got = (torch.empty(rows, spec.query_heads, spec.values) for _ in range(2))
+    wanted = torch.empty(rows, spec.query_heads, spec.values)
     strides = {f"{name}_head_stride": one.stride(0) * size for name, one in (("k", k), ("v", v))}
     strides |= {f"{name}_row_stride": one.stride(1) * size for name, one in (("k", k), ("v", v))}
     at = {"q": q, "k": k, "v": v, "out": wanted, "positions": positions, "sinks": sinks}
     given = named(attend.FIELDS, **at, rows=rows, window=window or attend.NO_WINDOW, **strides)
     single(attend.kernel(spec), given, rows * spec.heads)
     names = "k_head_stride", "k_row_stride", "v_head_stride", "v_row_stride"
+    most, got = int(positions.max()) + 1, torch.empty(wanted.shape, device=ON.device)
+    q, k, v, positions = (ON.there(one) for one in (q, k, v, positions))
     cached = layer.Cached(k.data_ptr(), v.data_ptr(), *(strides[name] for name in names))
-    own = sinks if spec.sinks else None
-    layer.LayerKernels().attend(spec, q, cached, positions, own, got, int(positions.max()) + 1, window)
+    own = ON.there(sinks if spec.sinks else None)
+    ON.kernels().attend(spec, q, cached, positions, own, got, most, window)
     return differing(got, wanted)
 
 
@@ -218,11 +242,12 @@ def multiplied(names: tuple[tuple[str, int], ...], count: int) -> int:
     cases = [case(name, outputs, 192) for name, outputs in names]
     x = rows(count, 192, FP32)
     wanted = torch.cat([portable.product(one, slots[0], x) for one, slots, _ in cases], 1)
-    placed = [Placed(one, slots[0].data_ptr()) for one, slots, _ in cases]
+    here = [ON.there(slots[0]) for _, slots, _ in cases]
+    placed = [Placed(one, slot.data_ptr()) for (one, _, _), slot in zip(cases, here, strict=True)]
     bias = drawn(1, wanted.shape[1]).to(BF16)
     differ = 0
     for added in (None, bias):
-        got = DenseKernels().by(placed, added)(x)
+        got = DenseKernels(ON.launcher).by(placed, ON.there(added))(ON.there(x))
         differ += differing(got, wanted if added is None else wanted + added.float())
     return differ
 
@@ -232,4 +257,4 @@ def activated(spec: Gate) -> int:
     found, x = replace(spec, width=37), drawn(1, 2, 74) * 4
     wanted = torch.empty(2, 37)
     single(gate.kernel(found), named(gate.FIELDS, x=x, out=wanted), 2 * found.units)
-    return differing(layer.LayerKernels().activate(found, x), wanted)
+    return differing(ON.kernels().activate(found, ON.there(x)), wanted)

@@ -20,6 +20,16 @@ from tests.hf.rotary_cases import DTYPES, FUNCTIONS
 from tests.kernel_cases import CODED
 from tests.memory.interpreted import DRAWN
 
+PROGRAMS = (
+    "qwen3_moe",
+    "qwen2_moe",
+    "mixtral",
+    "olmoe",
+    "gpt_oss",
+    "granitemoe",
+    "flex_olmo",
+    "glm4_moe",
+)
 ROOT = Path(__file__).parents[2]
 
 
@@ -137,6 +147,25 @@ def test_a_layer_has_the_bits_that_a_cpu_has(some: dict[str, Any]) -> None:
 def test_the_same_for_every_kind_of_layer_and_odd_numbers() -> None:
     (differ,) = interpreted("interpreted_layer:all")
     assert len(differ) > 60
+    assert not {case: count for case, count in differ.items() if count}
+
+
+# -- whole models on the emulated GPU ----------------------------------------------------------------------------------
+
+
+@pytest.mark.long(1)
+def test_a_model_has_the_bits_that_a_cpu_has() -> None:
+    """With half of its experts in slots: of some tokens of a prompt, and a decoded one."""
+    (differ,) = interpreted("interpreted_program")
+    assert differ == {"qwen3_moe 50% [3, 1]": 0}
+
+
+@pytest.mark.long(3)
+@pytest.mark.parametrize("arch", PROGRAMS)
+def test_the_same_for_every_kind_of_model(arch: str) -> None:
+    """With all experts in slots and half of them, the text in one piece, in several, and token by token."""
+    (differ,) = interpreted(f"interpreted_program:{arch}")
+    assert len(differ) == 4
     assert not {case: count for case, count in differ.items() if count}
 
 

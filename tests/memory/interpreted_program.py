@@ -15,8 +15,10 @@ import torch
 
 from core.engine import Engine
 from core.runtime.batch import Batch, Share
+from core.runtime.program.gpu.rows import GpuRows
 from core.settings.config import Settings
 from core.settings.loading import LoadSpec
+from tests.architectures.tiny import tiny
 from tests.checkpoints import make_checkpoint
 from tests.fake_cuda import FakeCuda, installed
 from tests.fake_cuda.interpreter import Interpreter
@@ -25,20 +27,23 @@ from tests.memory.interpreted_layer import differing
 from tests.tiny_tokenizer import save_tokenizer
 
 CONTEXT = 96
-TEXT = torch.randint(3, 120, (9,), generator=torch.Generator().manual_seed(1)).tolist()
-CUTS = {"100%": ([9], [4, 3, 1, 1]), "50%": ([5, 4], [7, 1, 1])}  # pieces of the text, by the share of experts in slots
+TEXT = torch.randint(3, 120, (6,), generator=torch.Generator().manual_seed(1)).tolist()
+CUTS = {"100%": ([6], [3, 2, 1]), "50%": ([4, 1, 1],)}  # pieces of the text, by the share of experts in slots
 FEW = {"50%": ([3, 1],)}
+HOST = {"miss_placement": "host", "host_threads": 0}
 SMALL: dict[str, Any] = dict(num_hidden_layers=2, num_experts_per_tok=2)
 BF16 = {"dtype": "bfloat16"}
-CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
-    "qwen3_moe": ({"num_experts": 6, "moe_intermediate_size": 32}, {"format": "int4-g32", **BF16}),
+EXPERTS: dict[str, Any] = dict(num_experts=4, num_local_experts=4, n_routed_experts=4)  # by whatever name
+BIASED: dict[str, Any] = dict(attention_bias=True, intermediate_size=32)
+CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {  # what is changed of a tiny model, and how it is loaded
+    "qwen3_moe": ({"moe_intermediate_size": 32}, {"format": "int4-g32", **BF16}),
     "qwen2_moe": (
         {"mlp_only_layers": [1], "moe_intermediate_size": 32, "shared_expert_intermediate_size": 32},
         {"format": "int8-g32", "dense": "int4-g32", **BF16},
     ),
     "mixtral": ({"intermediate_size": 40}, {"format": "checkpoint", "dtype": "float32"}),
-    "olmoe": ({"attention_bias": True, "intermediate_size": 32}, {"format": "mxfp4", **BF16}),
-    "gpt_oss": ({"attention_bias": True, "intermediate_size": 32, "sliding_window": 4}, {"format": "int8-g32", **BF16}),
+    "olmoe": (BIASED, {"format": "mxfp4", **BF16}),
+    "gpt_oss": ({**BIASED, "sliding_window": 4}, {"format": "int8-g32", **BF16}),
     "granitemoe": (
         {"intermediate_size": 32, "embedding_multiplier": 12.0, "residual_multiplier": 0.22, "logits_scaling": 6.0},
         {"format": "int4-g32", **BF16},
@@ -65,26 +70,45 @@ Gpu = Callable[[], AbstractContextManager[None]]
 
 
 def found(which: str) -> dict[str, int]:
-    """What differs for some architectures, or of one token and three where none is named."""
-    differ: dict[str, int] = {}
-    for arch in which.split(",") if which else ("qwen3_moe",):
-        one = compared(arch, CUTS) if which else compared(arch, FEW, num_hidden_layers=1)
-        differ |= {f"{arch} {case}": count for case, count in one.items()}
+    """What differs for some architectures, or of a token after three others where none is named, with missing experts
+    copied and with them computed by the host."""
+    if which:
+        each = {arch: compared(arch, CUTS) for arch in which.split(",")}
+        return {f"{arch} {case}": count for arch, one in each.items() for case, count in one.items()}
+    joined = list[Sequence[int]]()
+    join = GpuRows.join
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(GpuRows, "join", lambda rows, experts, out: (joined.append(experts), join(rows, experts, out)))
+        differ = compared("qwen3_moe", FEW, num_hidden_layers=1)
+        assert not joined
+        differ |= {
+            f"{case} on the host": count
+            for case, count in compared("qwen3_moe", FEW, settings=HOST, num_hidden_layers=1).items()
+        }
+        assert joined, "no expert was missing"
     return differ
 
 
-def compared(arch: str, pieces: Mapping[str, Sequence[list[int]]], gpu: Gpu = emulated, **more: int) -> dict[str, int]:
+def compared(
+    arch: str,
+    pieces: Mapping[str, Sequence[list[int]]],
+    gpu: Gpu = emulated,
+    settings: Mapping[str, object] | None = None,
+    **more: int,
+) -> dict[str, int]:
     """A model on both, with so many experts in slots, in such pieces."""
     fields, how = CASES[arch]
+    named = tiny(arch)
+    experts = {name: count for name, count in EXPERTS.items() if name in named}
     with tempfile.TemporaryDirectory() as folder:
-        path = save_tokenizer(make_checkpoint(arch, Path(folder), **{**SMALL, **fields, **more}))
+        path = save_tokenizer(make_checkpoint(arch, Path(folder), **{**SMALL, **experts, **fields, **more}))
         wanted = {}
         with unloading(load(path, "100%", "cpu", how)) as engine:
             for cut in {tuple(cut) for cuts in pieces.values() for cut in cuts}:
                 wanted[cut] = logits(engine, cut)
         differ = {}
         for budget, cuts in pieces.items():
-            with gpu(), unloading(load(path, budget, "cuda", how)) as engine:
+            with gpu(), unloading(load(path, budget, "cuda", how, settings or {})) as engine:
                 hooked = engine.wiring.answering.hooked
                 assert hooked.program is not None and engine.arithmetic.name == "fast", engine.arithmetic
                 for cut in cuts:
@@ -92,8 +116,10 @@ def compared(arch: str, pieces: Mapping[str, Sequence[list[int]]], gpu: Gpu = em
         return differ
 
 
-def load(path: Path, budget: str, device: str, how: Mapping[str, object]) -> Engine:
-    settings = {"budget": budget, "predictor": "none"} | ({"link": "own"} if device == "cpu" else {})
+def load(
+    path: Path, budget: str, device: str, how: Mapping[str, object], more: Mapping[str, object] | None = None
+) -> Engine:
+    settings = {"budget": budget, "predictor": "none"} | ({"link": "own"} if device == "cpu" else {**(more or {})})
     chosen = {"arithmetic": "fast", "context": CONTEXT, "device": device, **how}
     return Engine.load(LoadSpec.checked(str(path), Settings(settings), **chosen))
 
@@ -101,7 +127,7 @@ def load(path: Path, budget: str, device: str, how: Mapping[str, object]) -> Eng
 def logits(engine: Engine, cuts: Sequence[int]) -> torch.Tensor:
     """[rows, V] of a text read in pieces: of all rows of each."""
     wiring, at, rows = engine.wiring, 0, []
-    kv, pipeline = wiring.pool.take(CONTEXT), wiring.measuring
+    kv, pipeline = wiring.pool.take(CONTEXT), wiring.answering
     try:
         for cut in cuts:
             batch = Batch("decode" if cut == 1 else "prefill", (Share(TEXT[at : at + cut], kv, 1),))

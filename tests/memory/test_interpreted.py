@@ -155,9 +155,10 @@ def test_the_same_for_every_kind_of_layer_and_odd_numbers() -> None:
 
 @pytest.mark.long(1)
 def test_a_model_has_the_bits_that_a_cpu_has() -> None:
-    """With half of its experts in slots: of some tokens of a prompt, and a decoded one."""
+    """With half of its experts in slots, and missing ones copied or computed by the host: of some tokens of a prompt,
+    and a decoded one."""
     (differ,) = interpreted("interpreted_program")
-    assert differ == {"qwen3_moe 50% [3, 1]": 0}
+    assert differ == {"50% [3, 1]": 0, "50% [3, 1] on the host": 0}
 
 
 @pytest.mark.long(3)
@@ -165,7 +166,7 @@ def test_a_model_has_the_bits_that_a_cpu_has() -> None:
 def test_the_same_for_every_kind_of_model(arch: str) -> None:
     """With all experts in slots and half of them, the text in one piece, in several, and token by token."""
     (differ,) = interpreted(f"interpreted_program:{arch}")
-    assert len(differ) == 4
+    assert len(differ) == 3
     assert not {case: count for case, count in differ.items() if count}
 
 

@@ -164,7 +164,11 @@ def _around(
         predictor_host,
         prediction.capture,
         lambda: TokenGraphs(
-            model, loaded.device, plan.context, lambda: memory.ledger.used() <= memory.ledger.budget_bytes
+            model,
+            loaded.device,
+            plan.context,
+            lambda: memory.ledger.used() <= memory.ledger.budget_bytes,
+            passes.hooked.by_position,
         ),
     )
     program = passes.hooked.program if recorder.counts_steps else None

@@ -16,6 +16,7 @@ from core.runtime.device_decode import DeviceDecode
 from core.runtime.moe_step import MoEStep
 from core.runtime.program.gpu.program import GpuProgram
 from core.runtime.program.program import Hits, Program
+from core.runtime.token_graph import ProgramPass
 from core.runtime.warmup import Threads
 
 
@@ -79,6 +80,14 @@ class HookedModel:
         if self.program is not None:
             return self.program.compute(batch, keep, self.dispatch, hits)
         return compute(self.model, self.device, batch, keep, self.packing)
+
+    @property
+    def by_position(self) -> ProgramPass | None:
+        """A program's pass over one token of which the host knows nothing; None where none computes on a GPU."""
+        program, dispatch = self.program, self.dispatch
+        if not isinstance(program, GpuProgram):
+            return None
+        return lambda kv, token, position, most: program.token(kv, token, position, most, dispatch)
 
 
 class Pipeline:

@@ -8,6 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from tests.fake_cuda.kernels import MAPPED
+
+TABLE = "bases"  # the argument of kernels that has the addresses of experts
+
 if TYPE_CHECKING:
     from tests.fake_cuda.device import FakeCuda
 
@@ -22,16 +26,19 @@ class Interpreter:
     def __call__(self, kernel: Any, constants: Mapping[str, Any]) -> Launch:
         return Launch(self, kernel, constants)
 
-    def launch(self, call: Callable[[], object], given: tuple[object, ...]) -> None:
+    def launch(self, call: Callable[..., object], given: Mapping[str, Any]) -> None:
         """Compute now, and at every replay of a graph that is captured."""
 
         def launched() -> None:
             self._fake.faults.check("launch")
-            for address in _addresses(given):
-                if (region := self._fake.races.region(address)) is not None:
-                    self._fake.races.by_stream(region, writes=False, what="kernel")
             with torch._C.DisableTorchFunction():
-                call()
+                told = given
+                if isinstance(table := given.get(TABLE), torch.Tensor):  # pinned memory is where the host has it
+                    told = {**given, TABLE: torch.where(table >= MAPPED, table - MAPPED, table)}
+                for address in _addresses(told):
+                    if (region := self._fake.races.region(address)) is not None:
+                        self._fake.races.by_stream(region, writes=False, what="kernel")
+                call(*told.values())
 
         self.launches += 1
         launched()
@@ -44,25 +51,24 @@ class Launch:
 
     def __init__(self, interpreter: Interpreter, kernel: Any, constants: Mapping[str, Any]) -> None:
         self._interpreter, self._kernel, self._constants = interpreter, kernel, constants
+        self._names = [name for name in kernel.arg_names if name not in constants]
 
     def __getitem__(self, programs: tuple[int, ...]) -> Callable[..., None]:
         def start(*given: Any) -> None:
             on_device = self._interpreter._fake.tensors.on_device
             assert all(on_device(one) for one in given if isinstance(one, torch.Tensor)), "a kernel got host memory"
-            self._interpreter.launch(lambda: self._kernel[programs](*given, **self._constants), given)
+            named = dict(zip(self._names, given, strict=True))
+            self._interpreter.launch(lambda *args: self._kernel[programs](*args, **self._constants), named)
 
         return start
 
 
-def _addresses(given: tuple[object, ...]) -> Iterator[int]:
-    """What may be addresses: integers, alone or in tuples and tables, and where tensors lie."""
-    for one in given:
+def _addresses(given: Mapping[str, Any]) -> Iterator[int]:
+    """What is read: where tensors lie, and the experts, by address or by their numbers in a table."""
+    for name, one in given.items():
         if isinstance(one, torch.Tensor):
             yield one.data_ptr()
-            if one.dtype == torch.int64:
-                with torch._C.DisableTorchFunction():
-                    yield from one.flatten().tolist()
+            if name == TABLE:
+                yield from one[given["ids"]].tolist()
         elif isinstance(one, tuple):
             yield from one
-        elif isinstance(one, int):
-            yield one

@@ -15,12 +15,14 @@ import torch
 
 from core.engine import Engine
 from core.runtime.batch import Batch, Share
+from core.runtime.device_step import DeviceStep
 from core.runtime.program.gpu.rows import GpuRows
 from core.settings.config import Settings
 from core.settings.loading import LoadSpec
 from tests.architectures.tiny import tiny
 from tests.checkpoints import make_checkpoint
 from tests.fake_cuda import FakeCuda, installed
+from tests.fake_cuda.graphs import FakeGraph
 from tests.fake_cuda.interpreter import Interpreter
 from tests.loaded import unloading
 from tests.memory.interpreted_layer import differing
@@ -30,7 +32,12 @@ CONTEXT = 96
 TEXT = torch.randint(3, 120, (6,), generator=torch.Generator().manual_seed(1)).tolist()
 CUTS = {"100%": ([6], [3, 2, 1]), "50%": ([4, 1, 1],)}  # pieces of the text, by the share of experts in slots
 FEW = {"50%": ([3, 1],)}
-HOST = {"miss_placement": "host", "host_threads": 0}
+OTHERWISE: dict[str, tuple[type, str, dict[str, object]]] = {  # and what must have been called
+    "on the host": (GpuRows, "join", {"miss_placement": "host", "host_threads": 0}),
+    "by ids": (DeviceStep, "__call__", {"gpu_decode": "device"}),
+    "as a graph": (FakeGraph, "replay", {"gpu_decode": "graph"}),
+}
+LAST = {"50%": ([2, 1, 1, 1, 1],)}  # the first token is captured, a replay agrees with the second, others are used
 SMALL: dict[str, Any] = dict(num_hidden_layers=2, num_experts_per_tok=2)
 BF16 = {"dtype": "bfloat16"}
 EXPERTS: dict[str, Any] = dict(num_experts=4, num_local_experts=4, n_routed_experts=4)  # by whatever name
@@ -70,23 +77,31 @@ Gpu = Callable[[], AbstractContextManager[None]]
 
 
 def found(which: str) -> dict[str, int]:
-    """What differs for some architectures, or of a token after three others where none is named, with missing experts
-    copied and with them computed by the host."""
+    """What differs for some architectures, or of a token after three others where none is named, also by the ways of
+    OTHERWISE."""
     if which:
         each = {arch: compared(arch, CUTS) for arch in which.split(",")}
         return {f"{arch} {case}": count for arch, one in each.items() for case, count in one.items()}
-    joined = list[Sequence[int]]()
-    join = GpuRows.join
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(GpuRows, "join", lambda rows, experts, out: (joined.append(experts), join(rows, experts, out)))
-        differ = compared("qwen3_moe", FEW, num_hidden_layers=1)
-        assert not joined
-        differ |= {
-            f"{case} on the host": count
-            for case, count in compared("qwen3_moe", FEW, settings=HOST, num_hidden_layers=1).items()
-        }
-        assert joined, "no expert was missing"
+    differ = compared("qwen3_moe", FEW, settings={"gpu_decode": "host"}, num_hidden_layers=1)
+    for how, (kind, name, settings) in OTHERWISE.items():
+        with pytest.MonkeyPatch.context() as patch:
+            calls = counted(patch, kind, name)
+            one = compared("qwen3_moe", LAST, settings=settings, num_hidden_layers=1)
+        assert len(calls) >= (3 if kind is FakeGraph else 1), how
+        differ |= {f"{case} {how}": count for case, count in one.items()}
     return differ
+
+
+def counted(patch: pytest.MonkeyPatch, kind: type, name: str) -> list[str]:
+    """Gets the name of a method at each call."""
+    calls, method = list[str](), getattr(kind, name)
+
+    def call(*given: Any) -> Any:
+        calls.append(name)
+        return method(*given)
+
+    patch.setattr(kind, name, call)
+    return calls
 
 
 def compared(

@@ -28,6 +28,7 @@ from core.runtime.program.gpu.layer import Cached, LayerKernels
 from core.runtime.program.mixer import Text
 from core.runtime.program.program import Hits, check
 from core.runtime.program.weights import NormWeight, Weight
+from core.runtime.sequence_kv import SequenceKV
 
 
 class GpuProgram:
@@ -68,14 +69,28 @@ class GpuProgram:
             texts.append(Text(kv, held, rows, min(keep, rows)))
         told = to_device([*batch.tokens, *positions], self._device, torch.int64)
         tokens, where = told.split(batch.size)
-        x, delta = self._embedded(tokens), None
-        for number, layer in enumerate(self._layers):
-            delta = self._layer(number, layer, x, delta, where, texts, experts)
-        logits = self._logits(x, delta, texts)
+        logits = self._pass(texts, tokens, where, experts)
         for kv, _, count, _ in texts:
             kv.memory.grow(kv, count)
             kv.whole = True
         return logits
+
+    def token(
+        self, kv: SequenceKV, token: torch.Tensor, position: torch.Tensor, most: int, experts: Experts
+    ) -> torch.Tensor:
+        """The logits [1, V] of a pass over a token [1] at a position [1] below `most`, both int64 on the device, of
+        which the host knows nothing: for graphs. The KV has it, and does not grow; its memory is allocated."""
+        held = kv.memory.allocated(kv, self._parts, 0, self._device)
+        return self._pass([Text(kv, held, 1, 1)], token, position, experts, most)
+
+    def _pass(
+        self, texts: Sequence[Text], tokens: torch.Tensor, where: torch.Tensor, experts: Experts, most: int = 0
+    ) -> torch.Tensor:
+        """The logits of tokens [T] at positions [T]; `most` positions of each text, 0 = those that the host knows."""
+        x, delta = self._embedded(tokens), None
+        for number, layer in enumerate(self._layers):
+            delta = self._layer(number, layer, x, delta, where, texts, experts, most)
+        return self._logits(x, delta, texts)
 
     def _embedded(self, tokens: torch.Tensor) -> torch.Tensor:
         """[T, H] fp32."""
@@ -96,12 +111,13 @@ class GpuProgram:
         where: torch.Tensor,
         texts: Sequence[Text],
         experts: Experts,
+        most: int,
     ) -> torch.Tensor:
         """[T, H] that is added to the residual stream x after the layer, which gets what was added before it, `delta`,
         and what the layer's attention adds."""
         of, factor = layer.form, self.form.layers[number - 1].factor if number else None
         normed = self._read(of.before, x, delta, factor)
-        mixed = layer.o(self._attended(number, layer, normed, where, texts))
+        mixed = layer.o(self._attended(number, layer, normed, where, texts, most))
         if of.mixed is not None:
             self._norm(of.mixed, mixed, None, mixed)
         normed = self._read(of.after, x, mixed)
@@ -116,7 +132,7 @@ class GpuProgram:
         return added
 
     def _attended(
-        self, number: int, layer: GpuLayer, normed: torch.Tensor, where: torch.Tensor, texts: Sequence[Text]
+        self, number: int, layer: GpuLayer, normed: torch.Tensor, where: torch.Tensor, texts: Sequence[Text], most: int
     ) -> torch.Tensor:
         """[T, query_heads * width] fp32."""
         of = layer.attention
@@ -139,8 +155,8 @@ class GpuProgram:
                 some = slice(begin + first, begin + first + rows)
                 angles = of.angles.cos, of.angles.sin
                 self._kernels.rotate(turned, qkv[some], of.bias, weights, angles, where[some], q[some], cached)
-                most = text.kv.length + first + rows
-                self._kernels.attend(attending, q[some], cached, where[some], of.sinks, out[some], most, of.window)
+                end = most or text.kv.length + first + rows
+                self._kernels.attend(attending, q[some], cached, where[some], of.sinks, out[some], end, of.window)
             begin += text.rows
         return out.view(len(qkv), -1)
 

@@ -12,6 +12,7 @@ import torch
 
 from core.cache.lease import LeasedSegment
 from core.errors import ModelError
+from core.memory.arena import Slot
 from core.memory.codec import Codec
 from core.memory.codec.base import Base
 from core.memory.codec.fast.gpu.launch import Groups
@@ -35,6 +36,19 @@ class GpuMath(ExpertMath):
 
     def needs_places(self) -> bool:
         return False
+
+    @property
+    def finds(self) -> bool:
+        return True
+
+    def by_ids(
+        self, table: torch.Tensor, ids: torch.Tensor, hidden: torch.Tensor, weights: torch.Tensor
+    ) -> torch.Tensor:
+        return self.gpu.token(Where(table=table, ids=ids), hidden, weights[0].float())
+
+    def in_slots(self, slots: Sequence[Slot], hidden: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+        where = Where(tuple([slot.raw.data_ptr() for slot in slots]))
+        return self.gpu.token(where, hidden, weights[0].float())
 
 
 def gpu_experts(experts: Any, codec: Codec, launcher: Launcher) -> GpuExperts:

@@ -104,6 +104,7 @@ def rows(found: dict[str, Any]) -> list[tuple[str, str]]:
     lines += [("GPU", describe(gpu)) for gpu in found["gpus"]] or [("GPU", "none: experts are cached in main memory")]
     if found.get("kernels"):
         lines.append(("Kernels", f"launched by {found['kernels']}"))
+        lines.append(("Arithmetic", "on the GPU auto takes the reference; fast, by name, was never measured on one"))
     if found.get("attention"):
         lines.append(("Attention", f"of decoded tokens by {found['attention']} kernels"))
     read = f"read {disk['read_gbps']:.1f} GB/s{' (cached)' if disk['cached'] else ''}" if disk["read_gbps"] else ""

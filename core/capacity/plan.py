@@ -54,7 +54,7 @@ HEAD = (
     "With its head that predicts further tokens (MTP), for drafts: {} of the dense weights, and the last layer of the "
     "experts."
 )
-FAST_ON_CPU = "Fast arithmetic was chosen, which computes on a CPU: on this device the reference computes."
+FAST_ON_GPU = "On a GPU it has run under an emulation alone, and its speed was never measured."
 DEFAULT_CONTEXT = 8192  # when the model allows more and the user set none
 
 
@@ -101,7 +101,7 @@ class Plan:
         device = remark(self.device, self.dtype) or (passed_over(self.spec.device) if self.device.type == "cpu" else "")
         head = HEAD.format(format_bytes(self.outline.head_bytes)) if self.outline.heads else ""
         turns = TEXT_TO_TEXT if self.outline.encoder_layers else ""
-        fast = "" if self.spec.arithmetic != "fast" else FAST if self.device.type == "cpu" else FAST_ON_CPU
+        fast = "" if self.spec.arithmetic != "fast" else f"{FAST} {FAST_ON_GPU}" if self.device.type == "cuda" else FAST
         return " ".join(filter(None, (text, turns, head, fast, close, split, notice(self.device), device)))
 
     @property

@@ -5,7 +5,7 @@ passes allocate the KV cache and what products need for themselves, and compile 
 that and the budget is held against what torch reserves.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -33,10 +33,14 @@ from core.runtime.pipeline import HookedModel, Pipeline, StepDispatch
 from core.runtime.product_trials import choose_products, make_math
 from core.runtime.program.bind import bind
 from core.runtime.program.experts import ExpertKernels, FastMath
+from core.runtime.program.gpu.launching import launcher_for
+from core.runtime.program.gpu.program import GpuProgram
+from core.runtime.program.gpu.rows import GpuMath, gpu_experts
 from core.runtime.program.program import Program
 from core.runtime.step_sink import NullSink
 from core.runtime.warmup import Threads
 
+UNTRIED = "the fast arithmetic has not run on a GPU yet, so that it has to be chosen by name there"
 REST = 20 << 20  # bytes: a segment of torch's allocator that is used in part
 
 
@@ -79,7 +83,7 @@ def wire_passes(
     )
     modules = [site.module for site in loaded.cached_sites]
     program, math, fallback = _arithmetic(loaded, modules)
-    fast = isinstance(math[0], FastMath)
+    fast = isinstance(math[0], (FastMath, GpuMath))
     measured = MoEStep(math, expert_cache, transfers, NullSink(expert_cache, transfers))
     dispatch = StepDispatch(measured)
     packing = packing_of(loaded.model, modules[: shape.layers])
@@ -88,25 +92,48 @@ def wire_passes(
     return PassWiring(arena, expert_cache, math, hooked, measured, installed)
 
 
-def _arithmetic(loaded: LoadedModel, modules: Sequence[Any]) -> tuple[Program | None, list[ExpertMath], str]:
+def _arithmetic(
+    loaded: LoadedModel, modules: Sequence[Any]
+) -> tuple[Program | GpuProgram | None, list[ExpertMath], str]:
     """What computes passes and experts in the arithmetic that was chosen, or in the reference one and why, where the
     fast one does not know the model, or is known to be too far from it for `auto`. It may know the experts alone: then
     there is no program."""
     plan, fallback = loaded.plan, ""
-    if plan.spec.arithmetic == "auto" and (distance := known(plan, loaded.model_hash)) is not None:
-        fallback = objection(distance, plan.compute_type)
+    if plan.spec.arithmetic == "auto":
+        distance = known(plan, loaded.model_hash)
+        fallback = (
+            UNTRIED if loaded.device.type == "cuda" else objection(distance, plan.compute_type) if distance else ""
+        )
     if plan.spec.arithmetic != "reference" and not fallback:
         try:
-            kernels = ExpertKernels(modules[0], plan.codec)
+            experts, program = (_on_gpu if loaded.device.type == "cuda" else _on_cpu)(loaded, modules)
         except ModelError as error:
             fallback = str(error)
         else:
-            math: list[ExpertMath] = [FastMath(module, plan.codec, kernels) for module in modules]
             try:
-                return Program(bind(loaded.model, loaded.sites, plan.context), kernels), math, ""
+                return program(), experts, ""
             except ModelError as error:
-                return None, math, str(error)
+                return None, experts, str(error)
     return None, make_math(modules, plan.codec), fallback
+
+
+Made = tuple[list[ExpertMath], Callable[[], Program | GpuProgram]]
+"""What computes experts in the fast arithmetic, and what makes the program around them: both raise ModelError."""
+
+
+def _on_cpu(loaded: LoadedModel, modules: Sequence[Any]) -> Made:
+    plan = loaded.plan
+    kernels = ExpertKernels(modules[0], plan.codec)
+    experts: list[ExpertMath] = [FastMath(module, plan.codec, kernels) for module in modules]
+    return experts, lambda: Program(bind(loaded.model, loaded.sites, plan.context), kernels)
+
+
+def _on_gpu(loaded: LoadedModel, modules: Sequence[Any]) -> Made:
+    plan, device = loaded.plan, loaded.device
+    launcher = launcher_for(device)
+    kernels = gpu_experts(modules[0], plan.codec, launcher)
+    experts: list[ExpertMath] = [GpuMath(module, plan.codec, kernels) for module in modules]
+    return experts, lambda: GpuProgram(loaded.model, loaded.sites, plan.context, device, launcher)
 
 
 def reference_passes(loaded: LoadedModel, hooked: HookedModel, step: MoEStep) -> Pipeline:

@@ -47,6 +47,7 @@ from core.runtime.pipeline import Pipeline
 from core.runtime.prediction.predictor_host import PredictorHost
 from core.runtime.prefetcher import Prefetcher
 from core.runtime.program.experts import FastMath
+from core.runtime.program.program import Program
 from core.runtime.recorder import Recorder
 from core.runtime.telemetry import Telemetry
 from core.runtime.token_graph import TokenGraphs
@@ -160,17 +161,20 @@ def _around(
     passes.fill(loaded)
     passes = decided(passes)
     prefetcher.program_asks = passes.hooked.program is not None and passes.hooked.program.asks
-    recorder.counts_steps = passes.hooked.program is not None and loaded.device.type == "cpu"
+    program = passes.hooked.program if isinstance(passes.hooked.program, Program) else None
+    recorder.counts_steps = program is not None
     predictor_host.use(*plan.spec.settings.prefetch.predictor, controller.profile)
     threads = _timed(loaded, passes, memory, recorder)
     ledger = memory.ledger
 
     def graphs() -> TokenGraphs:
-        return TokenGraphs(model, loaded.device, plan.context, lambda: ledger.used() <= ledger.budget_bytes)
+        def fits() -> bool:
+            return ledger.used() <= ledger.budget_bytes
+
+        return TokenGraphs(model, loaded.device, plan.context, fits, passes.hooked.by_position)
 
     device_decode = DeviceDecode(step, loaded.store, shape, predictor_host, prediction.capture, graphs)
-    program = passes.hooked.program if recorder.counts_steps else None
-    head = _head(loaded, passes, transfers, memory.pool) if program is not None else None
+    head = _head(loaded, passes, transfers, memory.pool)
     drafter = Drafter(program, min(loaded.sizes.chunk - 1, kv.revocable), head)
     parts = EngineParts(memory, prediction, Telemetry(shape), recorder, device_decode, host, drafter)
     begin(plan.spec.settings, parts)
@@ -190,7 +194,7 @@ def _head(loaded: LoadedModel, passes: PassWiring, transfers: TransferEngine, po
     """What guesses tokens by the model's head, in passes that are recorded apart: by native steps where these know its
     layer, and come out as its modules do."""
     head, program, context = loaded.head, passes.hooked.program, loaded.plan.context
-    if head is None or program is None:
+    if head is None or not isinstance(program, Program):
         return None
     sink = HeadSink(passes.expert_cache, transfers)
     step = MoEStep(passes.math, passes.expert_cache, transfers, sink)

@@ -21,7 +21,7 @@ from transformers.cache_utils import (
 )
 
 from core.errors import ModelError
-from core.hf.reserved_layers import Copied, Held, Part, Reserved, ReservedLayer, noise
+from core.hf.reserved_layers import CPU, Copied, Held, Part, Reserved, ReservedLayer, noise
 from core.hf.reserved_tensor import Allocated, ReservedTensor, on_host
 from core.hf.reserved_window import ReservedWindow
 
@@ -36,13 +36,13 @@ class ReservedStates(Reserved, LinearAttentionLayer):
         before, self.state_bytes = self.state_bytes, sum(t.numel() * t.itemsize for t in self.states())
         self.allocated.bytes += self.state_bytes - before
 
-    def allocate(self, parts: Sequence[Part]) -> None:
+    def allocate(self, parts: Sequence[Part], device: torch.device = CPU) -> None:
         *others, (conv, dtype), (recurrent, other) = parts
-        super().allocate(others)
+        super().allocate(others, device)
         if self.conv_states[0] is None:
-            self.lazy_initialization(conv_states=torch.empty(1, *conv, dtype=dtype))
+            self.lazy_initialization(conv_states=torch.empty(1, *conv, dtype=dtype, device=device))
         if self.recurrent_states[0] is None:
-            self.lazy_initialization(recurrent_states=torch.empty(1, *recurrent, dtype=other))
+            self.lazy_initialization(recurrent_states=torch.empty(1, *recurrent, dtype=other, device=device))
 
     def grow(self, count: int) -> None:
         super().grow(count)

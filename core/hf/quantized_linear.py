@@ -7,6 +7,8 @@ Beside layers of 4 bits, values that several heads share have 8: every head that
 demo model an eighth of the weights of attention are values; in 8 bits they take the KL of the rest from .012 to .008.
 """
 
+from __future__ import annotations
+
 from collections import Counter
 from collections.abc import Sequence
 from functools import lru_cache
@@ -17,7 +19,7 @@ from torch import nn
 
 from core.errors import ModelError
 from core.hf.discover import ExpertsSite
-from core.memory.codec import Codec, PartSpec, SlotParts, format_of, make_codec
+from core.memory.codec import Codec, PartSpec, SlotParts, format_of, make_codec, on_cpu
 from core.memory.codec.grouped import Grouped
 from core.memory.codec.kernels import SlotKernels, available, make_kernels, portable, say_unavailable
 
@@ -117,6 +119,16 @@ class QuantizedLinear(nn.Module):
             if self._bias is not None:
                 y.add_(self._bias)
         return y
+
+    def on_host(self) -> QuantizedLinear:
+        """A copy in host memory, which computes there."""
+        found = QuantizedLinear.__new__(QuantizedLinear)
+        nn.Module.__init__(found)
+        found.in_features, found.out_features = self.in_features, self.out_features
+        found.codec, found._raw, found._kernels = on_cpu(self.codec), self._raw.cpu(), None
+        found._parts = found.codec.views(found._raw)
+        found._bias = found._parts.plain.get(BIAS)
+        return found
 
     def release(self) -> None:
         """Give the codes up; it cannot compute any more."""

@@ -39,6 +39,7 @@ class Held(NamedTuple):
 
 
 NOISE = 64  # positions
+CPU = torch.device("cpu")
 Copied = list[Any]  # of one layer: tensors in host memory, None where there was nothing, and numbers
 
 
@@ -73,8 +74,8 @@ class Reserved:
     def lengthen(self, count: int, draw: torch.Generator) -> None:
         """Append noise in place of `count` positions, of the size of what it holds of others."""
 
-    def allocate(self, parts: Sequence[Part]) -> None:
-        """Have memory for these parts, before a pass on a CPU writes them by address."""
+    def allocate(self, parts: Sequence[Part], device: torch.device = CPU) -> None:
+        """Have memory for these parts on a device, before a pass writes them by address."""
         assert not parts, f"{type(self).__name__} cannot be written by address"
 
     def grow(self, count: int) -> None:
@@ -155,8 +156,8 @@ class ReservedLayer(ReservedPair, DynamicLayer):
     def fixable(self) -> bool:
         return type(self) is ReservedLayer and all(room.memory is not None for room in self._rooms)
 
-    def allocate(self, parts: Sequence[Part]) -> None:
-        keys, values = (torch.empty(1, heads, 0, width, dtype=dtype) for (heads, width), dtype in parts)
+    def allocate(self, parts: Sequence[Part], device: torch.device = CPU) -> None:
+        keys, values = (torch.empty(1, heads, 0, width, dtype=dtype, device=device) for (heads, width), dtype in parts)
         if self._rooms[0].memory is None:
             self.update(keys, values)
 

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from transformers.cache_utils import DynamicSlidingWindowLayer
 
-from core.hf.reserved_layers import Copied, Part, ReservedPair, initialize, noise
+from core.hf.reserved_layers import CPU, Copied, Part, ReservedPair, initialize, noise
 from core.hf.reserved_tensor import ReservedTensor
 
 BLOCK = 64  # positions that passes by address read together
@@ -34,8 +34,8 @@ class ReservedWindow(ReservedPair, DynamicSlidingWindowLayer):
         self.keys, self.values = (room.keep_last(t, self._kept) for room, t in zip(self._rooms, full, strict=True))
         return full
 
-    def allocate(self, parts: Sequence[Part]) -> None:
-        keys, values = (torch.empty(1, heads, 0, width, dtype=dtype) for (heads, width), dtype in parts)
+    def allocate(self, parts: Sequence[Part], device: torch.device = CPU) -> None:
+        keys, values = (torch.empty(1, heads, 0, width, dtype=dtype, device=device) for (heads, width), dtype in parts)
         if self._rooms[0].memory is None:
             self.update(keys, values)
         self._by_address = True

@@ -118,7 +118,7 @@ class DeviceDecode:
         """Why this load can never use it; "" when it can, as far as can be told without trying."""
         if self._device.type != "cuda":
             return "the model is not on a GPU"
-        if any(one.grouped is None for one in self._math):
+        if not all(one.finds for one in self._math):
             return "the Triton kernels do not run here"
         codec = self._math[0].codec
         if codec.blocks > 1:
@@ -181,12 +181,13 @@ class DeviceDecode:
         cache, experts = self._expert_cache, self._shape.experts
         ready = [[e for e, there in enumerate(cache.availability(at)[1]) if there] for at in range(self._shape.layers)]
         layer = max(range(len(ready)), key=lambda at: len(ready[at]))
-        some, grouped = ready[layer][: self._shape.top_k], self._math[layer].grouped
-        if not some or grouped is None:
+        some, math = ready[layer][: self._shape.top_k], self._math[layer]
+        if not some or not math.finds:
             return True
-        x = torch.randn(1, self._math[layer].inputs, generator=torch.Generator().manual_seed(0))
-        x = x.to(self._device, self._math[layer].codec.dtype)
+        x = torch.randn(1, math.inputs, generator=torch.Generator().manual_seed(0))
+        x = x.to(self._device, math.codec.dtype)
         slots = [cache.core.table[layer * experts + expert][0] for expert in some]
         ids = torch.tensor(some, device=self._device)
         table = torch.tensor(home[layer * experts : (layer + 1) * experts], dtype=torch.int64, device=self._device)
-        return torch.equal(grouped.few(slots, x), grouped.by_ids(table, ids, x))
+        weights = torch.ones(1, len(some), dtype=x.dtype, device=self._device)
+        return torch.equal(math.in_slots(slots, x, weights), math.by_ids(table, ids, x, weights))

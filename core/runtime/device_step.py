@@ -40,10 +40,8 @@ class DeviceStep:
     def __call__(self, layer: int, hidden: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
         """Launch what computes one token's state [1, H] with its experts ids [1, k] -> [1, H]."""
         math, own = self._math[layer], self._ids[layer]
-        assert math.grouped is not None
         own.copy_(ids[0])
-        rows = math.grouped.by_ids(self.table.addresses[layer], own, hidden)
-        return math.combine(rows, weights, hidden.dtype)
+        return math.by_ids(self.table.addresses[layer], own, hidden, weights)
 
     def serves(self, batch: Batch) -> bool:
         """Whether a pass can be computed like this, now: one token, and no prefetch whose layer is still to come."""

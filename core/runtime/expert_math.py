@@ -188,6 +188,24 @@ class ExpertMath:
 
     # ------------------------------------------------------------------ the weighted sum
 
+    @property
+    def finds(self) -> bool:
+        """Whether `by_ids` can be called: there are kernels."""
+        return self.grouped is not None
+
+    def by_ids(
+        self, table: torch.Tensor, ids: torch.Tensor, hidden: torch.Tensor, weights: torch.Tensor
+    ) -> torch.Tensor:
+        """One state [1, H] through the experts that `ids` [k] says on the device, each read at its address in `table`
+        [experts], by their weights [1, k] -> [1, H]. The host waits for nothing."""
+        assert self.grouped is not None
+        return self.combine(self.grouped.by_ids(table, ids, hidden), weights, hidden.dtype)
+
+    def in_slots(self, slots: Sequence[Slot], hidden: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+        """The same of experts in slots, in their order: with the same bits."""
+        assert self.grouped is not None
+        return self.combine(self.grouped.few(slots, hidden), weights, hidden.dtype)
+
     def combine(
         self, out: torch.Tensor, weights: torch.Tensor, dtype: torch.dtype, tap: Tap | None = None
     ) -> torch.Tensor:

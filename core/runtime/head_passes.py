@@ -13,7 +13,8 @@ from core.hf.reserved_tensor import Allocated
 from core.runtime.batch import Batch, Share
 from core.runtime.kv_cache import KVCache
 from core.runtime.program.bind import bind_head
-from core.runtime.program.program import Experts, Hits, Program
+from core.runtime.program.called import Experts
+from core.runtime.program.program import Hits, Program
 
 
 class Guessed(NamedTuple):

@@ -30,13 +30,14 @@ from core.runtime.placement import PlacementCosts
 from core.runtime.placement_trials import LayerTrial, trial_costs
 from core.runtime.program.experts import ExpertKernels, FastMath
 from core.runtime.program.few import FewRows
+from core.runtime.program.gpu.rows import GpuMath, GpuRows
 from core.runtime.program.many import FastRows
 from core.runtime.rows import ExpertRows
 from core.settings.misses import MissSettings
 from core.types import StepRecord
 
 log = logging.getLogger("moestro.host")
-Rows = ExpertRows | FastRows | FewRows
+Rows = ExpertRows | FastRows | FewRows | GpuRows
 CLOSE = 0.05  # of the largest logit: what other sums of some experts may do to logits, and states rounded to 8 bits
 _broken: list[object] = []  # what threads that failed may still write to
 
@@ -72,7 +73,6 @@ class HostCompute:
         self.throttle = Throttle("computing on the host", foretells=True)
         """With `measured`, whether it is used at all: by tokens with it and without it."""
 
-    # ------------------------------------------------------------------ between two passes
     @property
     def active(self) -> bool:
         """Whether missing experts may be computed by the host."""
@@ -103,7 +103,7 @@ class HostCompute:
     def closeness(self) -> float:
         """How far logits of passes in which it computed may be from those of the device alone, as a share of the
         largest; 0 = the same bits."""
-        return CLOSE if self._device.type == "cuda" else 0.0
+        return CLOSE if self._device.type == "cuda" and not isinstance(self._math[0], GpuMath) else 0.0
 
     def configure(self, old: MissSettings | None, new: MissSettings) -> None:
         """Use other settings from the next pass on; the threads live as long as they are of use."""
@@ -159,8 +159,6 @@ class HostCompute:
     def in_place(self, lease: Lease) -> list[LeasedSegment]:
         """What the computing thread computes of a lease, until `end`."""
         return [*lease.segments, *map(self._in_place, lease.hosted)]
-
-    # ------------------------------------------------------------------ one layer
 
     def choose(self, residents: int, missing: Sequence[int]) -> Collection[int]:
         """Which of a layer's missing experts (eids) the host computes. Those are kept in host memory until `end`."""
@@ -228,8 +226,6 @@ class HostCompute:
             except HostError as error:
                 self._lose(error)
         self._give_back()
-
-    # ------------------------------------------------------------------ internals
 
     @property
     def _apart(self) -> bool:

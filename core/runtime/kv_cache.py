@@ -10,7 +10,7 @@ import torch
 from transformers import PreTrainedModel
 
 from core.hf.cache import reserve
-from core.hf.reserved_layers import Fixed, Held, Part, Reserved
+from core.hf.reserved_layers import CPU, Fixed, Held, Part, Reserved
 from core.hf.reserved_tensor import Allocated
 from core.hf.text_to_text import empty_cache
 from core.runtime.kv_copies import Stash, StateCheckpoint
@@ -78,14 +78,16 @@ class KVCache:
 
     # ------------------------------------------------------------------ passes without the host
 
-    def allocated(self, kv: SequenceKV, parts: Sequence[Sequence[Part]], count: int) -> tuple[Held, ...]:
-        """Have memory for the parts that each layer keeps of the holder, before a pass writes those of `count` more
-        positions by address."""
+    def allocated(
+        self, kv: SequenceKV, parts: Sequence[Sequence[Part]], count: int, device: torch.device = CPU
+    ) -> tuple[Held, ...]:
+        """Have memory on a device for the parts that each layer keeps of the holder, before a pass writes those of
+        `count` more positions by address."""
         assert kv is self.holder
         self._written = count
         if not self._held:
             for layer, own in zip(self._own, parts, strict=True):
-                layer.allocate(own)
+                layer.allocate(own, device)
             self._held = self.held()
         return self._held
 

@@ -6,6 +6,7 @@ own router and returns [T, H].
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
+from functools import partial
 
 import torch
 
@@ -22,6 +23,7 @@ from core.runtime.prefetcher import Prefetcher
 from core.runtime.product import Product
 from core.runtime.program.experts import FastMath
 from core.runtime.program.few import FewRows, fast_all_hits
+from core.runtime.program.gpu.rows import GpuMath, GpuRows
 from core.runtime.program.many import FastRows
 from core.runtime.program.routers import Answers
 from core.runtime.program.row_steps import ROWS
@@ -119,6 +121,8 @@ class MoEStep:
 
     def _rows(self, count: int) -> Callable[[ExpertMath, Product, torch.Tensor, Routed], Rows]:
         """What computes the experts of so many rows."""
+        if isinstance(self.math[0], GpuMath):
+            return partial(GpuRows, keeps=self._tap is not None)
         if not self._fast:
             return ExpertRows
         return FewRows if count <= ROWS else FastRows

@@ -14,7 +14,9 @@ from core.hf.packed_texts import AnyPacking
 from core.runtime.batch import Batch, compute
 from core.runtime.device_decode import DeviceDecode
 from core.runtime.moe_step import MoEStep
+from core.runtime.program.gpu.program import GpuProgram
 from core.runtime.program.program import Hits, Program
+from core.runtime.token_graph import ProgramPass
 from core.runtime.warmup import Threads
 
 
@@ -66,7 +68,9 @@ class HookedModel:
     device: torch.device
     dispatch: StepDispatch
     packing: AnyPacking
-    program: Program | None = None  # what computes passes in the fast arithmetic; None: transformers' modules
+    program: Program | GpuProgram | None = (
+        None  # what computes passes in the fast arithmetic; None: transformers' modules
+    )
     fast_experts: bool = False  # the experts are computed in it, with a program or without
     fallback: str = ""  # why there is no program, or not even that, where one was chosen; for the user
 
@@ -76,6 +80,14 @@ class HookedModel:
         if self.program is not None:
             return self.program.compute(batch, keep, self.dispatch, hits)
         return compute(self.model, self.device, batch, keep, self.packing)
+
+    @property
+    def by_position(self) -> ProgramPass | None:
+        """A program's pass over one token of which the host knows nothing; None where none computes on a GPU."""
+        program, dispatch = self.program, self.dispatch
+        if not isinstance(program, GpuProgram):
+            return None
+        return lambda kv, token, position, most: program.token(kv, token, position, most, dispatch)
 
 
 class Pipeline:

@@ -30,6 +30,10 @@ TRIES = 3  # as a router's near tie may go the other way in one token
 MASKS = ("sdpa", "eager")  # implementations of attention whose masks these are
 
 
+ProgramPass = Callable[[SequenceKV, torch.Tensor, torch.Tensor, int], torch.Tensor]
+"""(KV, token [1], position [1], positions at most) -> logits [1, V]: the numbers are on the device."""
+
+
 class Captured(NamedTuple):
     """A graph, and where it leaves its logits [1, V]."""
 
@@ -40,9 +44,18 @@ class Captured(NamedTuple):
 class TokenGraphs:
     """For the answers of one model, on the compute thread. `say` gets the reason, once, why nothing can be captured."""
 
-    def __init__(self, model: Any, device: torch.device, context: int, fits: Callable[[], bool]) -> None:
-        """`fits`: whether the budget holds what is reserved now."""
+    def __init__(
+        self,
+        model: Any,
+        device: torch.device,
+        context: int,
+        fits: Callable[[], bool],
+        program: ProgramPass | None = None,
+    ) -> None:
+        """`fits`: whether the budget holds what is reserved now. `program`: computes in the fast arithmetic, in which a
+        graph has to have the very bits of an ordinary pass; None = transformers' modules."""
         self._model, self._device, self._context, self._fits = model, device, context, fits
+        self._program = program
         self.say: Callable[[str], None] = lambda reason: None
         self.reason = ""  # why passes are not captured
         self.replays = 0
@@ -78,7 +91,7 @@ class TokenGraphs:
             return self._graphs[length].logits.clone()
         got = self._replayed(length) if length in self._graphs else self._capture(kv, length)
         logits = launch()  # afterwards, so that the KV has what the ordinary pass wrote
-        if got is not None and not _close(got, logits):
+        if got is not None and not (_close(got, logits) if self._program is None else torch.equal(got, logits)):
             self._differed(length)
         elif got is not None and length in self._tried:
             self._agreed.add(length)
@@ -125,11 +138,15 @@ class TokenGraphs:
     def _objection(self, kv: SequenceKV) -> str:
         if not kv.memory.fixable():
             return "its layers keep more, or less, than the keys and values of the whole context"
+        if self._program is not None:
+            return ""
         attention = str(getattr(text_config(self._model.config), "_attn_implementation", ""))
         return "" if attention in MASKS else f"attention computed as {attention!r} takes other masks"
 
     def _pass(self, kv: SequenceKV, length: int) -> torch.Tensor:
         """The model's pass over the token and position in `_inputs`, without numbers that the host knows -> [1, V]."""
+        if self._program is not None:
+            return self._program(kv, self._inputs[:1], self._position, length)
         mask = (torch.arange(length, device=self._device) <= self._position).view(1, 1, 1, length)
         if text_config(self._model.config)._attn_implementation == "eager":  # which adds it
             dtype = self._model.dtype
@@ -149,7 +166,8 @@ class TokenGraphs:
         self._tried.discard(length)
         self._failed += 1
         if self._failed == TRIES:
-            self._give_up(f"it differed from an ordinary pass by more than {CLOSE:.0%} in {TRIES} trials")
+            by = f" by more than {CLOSE:.0%}" if self._program is None else ""
+            self._give_up(f"it differed from an ordinary pass{by} in {TRIES} trials")
 
     def _give_up(self, reason: str) -> None:
         self._forget()

@@ -51,12 +51,12 @@ class LoadSpec:
     arithmetic: Annotated[
         Literal["auto", "fast", "reference"],
         Param(
-            "reference = transformers' own modules and products: its very bits. fast = one function of our own for a "
-            "CPU, faster, whose answers do not depend on how a prompt is cut, on other prompts of a batch, or on the "
-            "number of threads; they differ slightly from the reference's. Of layers that it does not know it computes "
-            "the experts alone, on other devices nothing: the reference computes the rest, and the model's status says "
-            "why. auto = fast where that "
-            "difference, measured once at the first load, is within a bound; else reference.",
+            "reference = transformers' own modules and products: its very bits. fast = one function of our own, on a "
+            "CPU faster, on a GPU never measured, whose answers do not depend on how a prompt is cut, on other prompts "
+            "of a batch, or on the number of threads; they differ slightly from the reference's. Of layers that it "
+            "does not know it computes the experts alone: the reference computes the rest, and the model's status says "
+            "why. auto = on a CPU fast where that difference, measured once at the first load, is within a bound; else "
+            "reference.",
             title="Arithmetic",
             advanced=True,
         ),

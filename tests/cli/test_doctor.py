@@ -143,6 +143,7 @@ def test_what_triton_cannot_launch_without_is_a_problem_where_the_driver_cannot_
     cli.main(["doctor"])
     printed = capsys.readouterr().out
     assert "Triton needs" not in printed and "Kernels        launched by the CUDA driver\n" in printed
+    assert "on the GPU auto takes the reference" in printed
 
 
 def test_a_compiler_that_is_named_and_absent_is_said(monkeypatch: pytest.MonkeyPatch) -> None:

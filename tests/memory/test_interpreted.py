@@ -20,6 +20,16 @@ from tests.hf.rotary_cases import DTYPES, FUNCTIONS
 from tests.kernel_cases import CODED
 from tests.memory.interpreted import DRAWN
 
+PROGRAMS = (
+    "qwen3_moe",
+    "qwen2_moe",
+    "mixtral",
+    "olmoe",
+    "gpt_oss",
+    "granitemoe",
+    "flex_olmo",
+    "glm4_moe",
+)
 ROOT = Path(__file__).parents[2]
 
 
@@ -40,7 +50,7 @@ def interpreted(*asked: str) -> list[Any]:
 
 PLAIN = ("bfloat16", "float16", "float32")
 FAST = ("int4-g64", "bfloat16")
-SOME = ("interpreted:drawn", "interpreted_ids:2", "interpreted_attention", "interpreted_fast")
+SOME = ("interpreted:drawn", "interpreted_ids:2", "interpreted_attention", "interpreted_fast", "interpreted_layer")
 
 
 @pytest.fixture(scope="module")
@@ -123,6 +133,41 @@ def test_the_same_for_every_format_and_drawn_shapes() -> None:
     (differ,) = interpreted("interpreted_fast:all")
     for name in (*CODED, *PLAIN):
         assert len([case for case in differ if case.startswith(f"{name} ")]) >= 12, name
+    assert not {case: count for case, count in differ.items() if count}
+
+
+# -- what a layer computes beside its experts ------------------------------------------------------------------------
+
+
+def test_a_layer_has_the_bits_that_a_cpu_has(some: dict[str, Any]) -> None:
+    assert some["interpreted_layer"] == dict.fromkeys(("norm", "rotate", "route", "attend", "product", "activation"), 0)
+
+
+@pytest.mark.long(0.5)
+def test_the_same_for_every_kind_of_layer_and_odd_numbers() -> None:
+    (differ,) = interpreted("interpreted_layer:all")
+    assert len(differ) > 60
+    assert not {case: count for case, count in differ.items() if count}
+
+
+# -- whole models on the emulated GPU ----------------------------------------------------------------------------------
+
+
+@pytest.mark.long(1)
+def test_a_model_has_the_bits_that_a_cpu_has() -> None:
+    """With half of its experts in slots, of some tokens of a prompt and a decoded one: missing experts are copied, or
+    computed by the host, or the GPU finds all of them by itself, also as a graph."""
+    (differ,) = interpreted("interpreted_program")
+    ways = [f"[2, 1, 1, 1, 1] {way}" for way in ("on the host", "by ids", "as a graph")]
+    assert differ == dict.fromkeys((f"50% {way}" for way in ("[3, 1]", *ways)), 0)
+
+
+@pytest.mark.long(3)
+@pytest.mark.parametrize("arch", PROGRAMS)
+def test_the_same_for_every_kind_of_model(arch: str) -> None:
+    """With all experts in slots and half of them, the text in one piece, in several, and token by token."""
+    (differ,) = interpreted(f"interpreted_program:{arch}")
+    assert len(differ) == 3
     assert not {case: count for case, count in differ.items() if count}
 
 

@@ -81,9 +81,9 @@ class Attention:
         return iter((self.q, self.k, self.v, self.o))
 
     def steps_of(self, texts: Sequence[int]) -> int:
-        return 7 + 2 * sum([len(self._written(rows)) for rows in texts])
+        return 7 + 2 * sum([len(self.written(rows)) for rows in texts])
 
-    def _written(self, rows: int) -> range:
+    def written(self, rows: int) -> range:
         """The first of the rows that are written together, and then read: as many as leave what they read."""
         return range(0, rows, self.ring - self.window + 1 if self.ring else rows)
 
@@ -102,7 +102,7 @@ class Attention:
         cos, sin = (to.angles(table) for table in (self.angles.cos, self.angles.sin))
         size, begin = self.width * self.cache.itemsize, 0
         for text in to.texts:
-            held, parts = text.held[number], self._written(text.rows)
+            held, parts = text.held[number], self.written(text.rows)
             cached = dict(zip("kv", held.addresses, strict=True))
             cached |= {f"{one}_head_stride": held.positions * size for one in "kv"}
             cached |= {f"{one}_row_stride": size for one in "kv"}

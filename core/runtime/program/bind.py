@@ -8,7 +8,7 @@ import inspect
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import nn
@@ -91,16 +91,45 @@ class Form:
         return max((layer.dense.down.inputs for layer in self.layers if layer.dense is not None), default=0)
 
 
-def bind(model: Any, sites: Sequence[ExpertsSite], context: int) -> Form:
+class Place(Protocol):
+    """Where modules are tried, and where what is bound of them is."""
+
+    def module(self, module: Any) -> Any:
+        """A module in host memory, the same one or a copy."""
+
+    def site(self, site: ExpertsSite) -> ExpertsSite:
+        """A site of a module that was asked for, with what that is there."""
+
+    def placed(self, bound: Any) -> Any:
+        """What was bound of such modules, with addresses and tensors of where the model is."""
+
+
+class Here:
+    """A model in host memory."""
+
+    def module(self, module: Any) -> Any:
+        return module
+
+    def site(self, site: ExpertsSite) -> ExpertsSite:
+        return site
+
+    def placed(self, bound: Any) -> Any:
+        return bound
+
+
+HERE = Here()
+
+
+def bind(model: Any, sites: Sequence[ExpertsSite], context: int, place: Place = HERE) -> Form:
     """The form of a model for texts of up to `context` tokens. Raises ModelError, with what is not known."""
     try:
-        return _bind(model, sites, context)
+        return _bind(model, sites, context, place)
     except (AttributeError, TypeError, ValueError, RuntimeError) as error:  # of modules that are called in another way
         log.debug("A trial of the model's modules broke off", exc_info=True)
         raise ModelError(f"its modules could not be tried: {reason(error)}") from error
 
 
-def _bind(model: Any, sites: Sequence[ExpertsSite], context: int) -> Form:
+def _bind(model: Any, sites: Sequence[ExpertsSite], context: int, place: Place) -> Form:
     known(model, ("model", "lm_head"))
     if getattr(text_config(model.config), "attention_chunk_size", None):
         raise ModelError("attention within chunks of the text is not known")
@@ -110,13 +139,15 @@ def _bind(model: Any, sites: Sequence[ExpertsSite], context: int) -> Form:
         inner = getattr(inner, PART)
     known(inner, ("embed_tokens", "layers", "norm", "rotary_emb"))
     by_parent = {id(site.parent): site for site in sites}
-    angles = functools.cache(functools.partial(_angles, inner.rotary_emb, context))
+    angles = functools.cache(functools.partial(_angles, place.module(inner.rotary_emb), context))
     embedding, dtype = inner.embed_tokens, model.dtype
     kept = reserve(empty_cache(model.config), context)
     kinds = getattr(text_config(model.config), "layer_types", None) or [""] * len(kept)
-    layers = zip(inner.layers, kept, kinds, strict=True)
     found = tuple(
-        [_layer(layer, by_parent, functools.partial(angles, kind), own, dtype) for layer, own, kind in layers]
+        [
+            _layer_at(place, layer, by_parent, functools.partial(angles, kind), own, dtype)
+            for layer, own, kind in zip(inner.layers, kept, kinds, strict=True)
+        ]
     )
     if by_parent:
         raise ModelError("there are experts outside the decoder's layers")
@@ -132,8 +163,8 @@ def _bind(model: Any, sites: Sequence[ExpertsSite], context: int) -> Form:
         1 / float(getattr(model, "logits_scaling", 1)),
         float(getattr(text_config(model.config), "final_logit_softcapping", None) or 0),
     )
-    hidden = embedding.weight.shape[1]
-    return Form(embedding, found, norm_of(inner.norm), weight_of(model.lm_head), hidden, context, dtype, *scales)
+    hidden, norm = embedding.weight.shape[1], place.placed(norm_of(place.module(inner.norm)))
+    return Form(embedding, found, norm, weight_of(model.lm_head, tried=False), hidden, context, dtype, *scales)
 
 
 def bind_head(head: MtpHead, context: int) -> tuple[Layer, NormWeight]:
@@ -157,15 +188,33 @@ def _factor(embedding: Any) -> float:
     if not isinstance(embedding, nn.Embedding):
         raise ModelError(f"embeddings of the kind {type(embedding).__name__} are not known")
     factor = float(getattr(embedding, "embed_scale", torch.ones(1)).to(embedding.weight.dtype))
-    if not near(forward(embedding, torch.arange(2)), embedding.weight[:2] * factor):
+    if not near(forward(embedding, torch.arange(2, device=embedding.weight.device)), embedding.weight[:2] * factor):
         raise ModelError(f"embeddings of the kind {type(embedding).__name__} are not known")
     return factor
+
+
+def _layer_at(
+    place: Place,
+    layer: Any,
+    sites: dict[int, ExpertsSite],
+    angles: Callable[[], Angles],
+    kept: Reserved,
+    dtype: torch.dtype,
+) -> Layer:
+    """A layer that is tried in a place; its sites are taken from `sites`."""
+    inside = [sites.pop(id(one)) for one in layer.modules() if id(one) in sites]
+    tried = place.module(layer)
+    here = {id(one.parent): one for one in map(place.site, inside)}
+    found: Layer = place.placed(_layer(tried, here, angles, kept, dtype))
+    if here:
+        raise ModelError("there are experts in other parts of a layer than is known")
+    return found
 
 
 def _layer(
     layer: Any, sites: dict[int, ExpertsSite], angles: Callable[[], Angles], kept: Reserved, dtype: torch.dtype
 ) -> Layer:
-    """`sites`: those of the layers from here on, by their blocks; `kept`: what the KV cache has of the layer."""
+    """`sites`: those of the layer, by their blocks; `kept`: what the KV cache has of the layer."""
     mixer: Mixer
     if delta := hasattr(layer, "linear_attn"):
         mixer = delta_net_of(layer.linear_attn, kept, dtype)

@@ -7,13 +7,11 @@ embeddings, on the norm before a router, on routers and on experts are called as
 """
 
 import time
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Protocol
+from collections.abc import Iterator, Sequence
+from typing import Protocol
 
 import torch
-from torch import nn
 
-from core.hf.discover import ExpertsSite
 from core.memory.codec.fast.products import CanonicalProducts
 from core.memory.codec.native.threads import acquire_team
 from core.policy.predict.base import RouterPlan
@@ -21,6 +19,7 @@ from core.runtime.batch import Batch
 from core.runtime.program.bind import Form
 from core.runtime.program.build import Builder
 from core.runtime.program.built import Built, Memory, Routing, Rows
+from core.runtime.program.called import Experts, called
 from core.runtime.program.cap import capped
 from core.runtime.program.experts import ExpertKernels
 from core.runtime.program.feed_forward import Routed
@@ -28,8 +27,6 @@ from core.runtime.program.mixer import Text
 from core.runtime.program.routers import Answers
 
 KEPT, LONG = 16, 64  # kinds of passes whose steps are kept, of up to so many rows; of longer ones the last alone
-
-Experts = Callable[[ExpertsSite, torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
 
 
 class Hits(Protocol):
@@ -74,7 +71,7 @@ class Program:
         without `experts`. `embedded` [T, H] takes the place of the tokens' embeddings."""
         form = self.form
         positions = [share.kv.length + i for share in batch.shares if share.kv for i in range(len(share.tokens))]
-        self._check(batch.tokens, positions)
+        check(form, batch.tokens, positions)
         texts = list[Text]()
         for share in batch.shares:
             kv, rows = share.kv, len(share.tokens)
@@ -107,14 +104,6 @@ class Program:
         for rows in built.kept:  # which have it already
             states[rows] = built.rows.x[rows]
         return states
-
-    def _check(self, tokens: Sequence[int], positions: Sequence[int]) -> None:
-        """Raises IndexError where the tables of embeddings or angles have no such row."""
-        embeddings = self.form.embedding.weight
-        assert isinstance(embeddings, torch.Tensor)
-        for what, found, end in (("token", tokens, len(embeddings)), ("position", positions, self.form.context)):
-            if not 0 <= min(found) <= max(found) < end:
-                raise IndexError(f"{what} {min(found)} or {max(found)} is outside of the model's {end}")
 
     @property
     def normed(self) -> torch.Tensor:
@@ -165,23 +154,9 @@ class Program:
             _computed(built, done, None)
 
     def _experts(self, routing: Routing, rows: Rows, experts: Experts) -> torch.Tensor:
-        """What the experts of a layer add to the residual stream; calls the hooks around them."""
-        site, dtype, after = routing.rest.site, self.form.dtype, routing.layer.after_module
-        if after is not None and after._forward_pre_hooks:
-            _before(after, (rows.x.to(dtype),))
-        if site.router._forward_hooks or site.router._forward_pre_hooks:
-            beside = routing.rest.beside is not None  # of its own norm, which returns the shares of all experts
-            seen = (rows.x if beside else rows.normed).to(dtype)
-            scores = routing.logits.softmax(-1) if beside else routing.logits
-            _before(site.router, (seen,))
-            _after(site.router, (seen,), (scores.to(dtype), routing.weights.to(dtype), routing.ids))
-        given = rows.normed, routing.ids, routing.weights
-        if site.module._forward_pre_hooks:
-            _before(site.module, given)
-        output = experts(site, *given)
-        if site.module._forward_hooks:
-            _after(site.module, given, output)
-        return output
+        """What the experts of a layer add to the residual stream."""
+        routed = routing.logits, routing.ids, routing.weights
+        return called(routing.layer, routing.rest, self.form.dtype, (rows.x, rows.normed), routed, experts)
 
     def products(self) -> Iterator[CanonicalProducts]:
         """Of the model's dense layers."""
@@ -224,13 +199,10 @@ def _computed(built: Built, first: int, end: int | None) -> int:
         return built.steps.run(team, first, end)
 
 
-def _before(module: nn.Module, args: tuple[Any, ...]) -> None:
-    """Call a module's hooks before it."""
-    for name, hook in [*module._forward_pre_hooks.items()]:
-        hook(module, args, {}) if name in module._forward_pre_hooks_with_kwargs else hook(module, args)
-
-
-def _after(module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
-    """Call a module's hooks after it."""
-    for name, hook in [*module._forward_hooks.items()]:
-        hook(module, args, {}, output) if name in module._forward_hooks_with_kwargs else hook(module, args, output)
+def check(form: Form, tokens: Sequence[int], positions: Sequence[int]) -> None:
+    """Raises IndexError where the tables of embeddings or angles have no such row."""
+    embeddings = form.embedding.weight
+    assert isinstance(embeddings, torch.Tensor)
+    for what, found, end in (("token", tokens, len(embeddings)), ("position", positions, form.context)):
+        if not 0 <= min(found) <= max(found) < end:
+            raise IndexError(f"{what} {min(found)} or {max(found)} is outside of the model's {end}")

@@ -94,21 +94,21 @@ def norm_of(module: Any, width: int = 0) -> NormWeight:
     raise ModelError(f"norms of the kind {type(module).__name__} are not known")
 
 
-def weight_of(module: Any) -> Weight:
-    """A dense layer."""
+def weight_of(module: Any, *, tried: bool = True) -> Weight:
+    """A dense layer; one that is not `tried` may be on any device."""
     bias = getattr(module, "bias", None)
     bias = None if bias is None else bias.detach()
     if type(module) is QuantizedLinear:
         assert isinstance(module.codec, Base)
         return _served(matrix(module.codec, WEIGHT), module.address, module, bias)
     if type(module) is nn.Linear:
-        return plain_weight(module.weight, module, bias)
+        return plain_weight(module.weight, module, bias, tried=tried)
     raise ModelError(f"dense layers of the kind {type(module).__name__} are not known")
 
 
-def plain_weight(weight: torch.Tensor, owner: object, bias: torch.Tensor | None) -> Weight:
+def plain_weight(weight: torch.Tensor, owner: object, bias: torch.Tensor | None, *, tried: bool = True) -> Weight:
     """A matrix [outputs, inputs] of plain numbers."""
-    if weight.dim() != 2 or not weight.is_contiguous() or weight.device.type != "cpu":
+    if weight.dim() != 2 or not weight.is_contiguous() or (tried and weight.device.type != "cpu"):
         raise ModelError("a weight is not where the program can read it")
     outputs, inputs = weight.shape
     found = Matrix(outputs, inputs, False, 0, 0, "", Part(0, weight.dtype), None, None, None, None)

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from core.memory.codec import FORMATS
-from core.runtime.program.gpu import check
+from core.runtime.program.gpu import check, check_layer
 from core.runtime.program.gpu.check import CODED, KINDS, OTHERS, TARGETS, Figures, figures, kernels, longest_loop
 from tests.selection import layered
 
@@ -43,10 +43,23 @@ def wrong(name: str, kind: str, found: Figures) -> list[str]:
     return faults
 
 
+def wrong_of_layer(name: str, found: Figures) -> list[str]:
+    """The same of what a layer computes beside its experts."""
+    loads = found["loop_loads"]
+    assert isinstance(loads, dict)
+    faults = [what for what in ("stack", "spills") if found[what]]
+    if found["registers"] > REGISTERS:  # type: ignore[operator]
+        faults.append("registers")
+    if name.startswith("int") and not loads.get("128"):
+        faults.append("codes are not read 16 bytes at a time")
+    return faults
+
+
 @pytest.mark.parametrize("target", [f"sm_{capability}" for capability in TARGETS])
 def test_what_was_compiled_is_within_the_limits(target: str) -> None:
     found = FOUND["kernels"][target]
-    assert set(found) == {f"{name} {kind}" for name in CODED for kind in KINDS}
+    assert set(found) == {f"{name} {kind}" for name in CODED for kind in KINDS} | {*check_layer.NAMES}
+    assert not [name for name in check_layer.NAMES if wrong_of_layer(name, found[name])]
     faults = {
         f"{target} {name} {kind}" for name in CODED for kind in KINDS if wrong(name, kind, found[f"{name} {kind}"])
     }
@@ -76,6 +89,29 @@ def test_what_is_compiled_here_is_within_the_limits(
             assert got["loop"] <= GREW * (was["loop"] or was["instructions"]), (kind, got, was)
         assert not re.findall(r"\.ftz|\.approx|div\.full", made.asm["ptx"]) and not made.metadata.enable_fp_fusion
     assert {*tried} == {*kinds} - ({*OTHERS[1:]} if FORMATS[name].is_plain else set())
+
+
+@pytest.mark.parametrize(
+    ("capability", "names"),
+    layered(
+        [(89, ("attend",)), *((capability, (*check_layer.LAYER, *check_layer.DENSE)) for capability in TARGETS)],
+        quick=lambda case: len(case[1]) == 1,
+        minutes=0.2,
+    ),
+)
+def test_what_a_layer_computes_is_compiled_within_the_limits(
+    capability: int, names: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("triton", reason="the package triton is not installed")
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+    tried = set[str]()
+    for name, made in check_layer.kernels(capability, names):
+        tried.add(name)
+        got, was = figures(made), FOUND["kernels"][f"sm_{capability}"][name]
+        assert not wrong_of_layer(name, got), (name, got)
+        assert got["loop"] <= GREW * (was["loop"] or was["instructions"]), (name, got, was)
+        assert not re.findall(r"\.ftz|\.approx|div\.full", made.asm["ptx"]) and not made.metadata.enable_fp_fusion
+    assert tried == {one for one in check_layer.NAMES if one.split()[0] in names}
 
 
 def test_the_longest_innermost_loop_is_found() -> None:

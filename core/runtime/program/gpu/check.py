@@ -1,4 +1,5 @@
-"""Compiles the kernels of whole experts for given GPUs, without having one, and reads the machine code:
+"""Compiles the kernels of whole experts for given GPUs, and those of `core.runtime.program.gpu.check_layer`, without
+having one, and reads the machine code:
 `python -m core.runtime.program.gpu.check [75 80 86 ...]` prints what `figures` finds as JSON. Needs triton.
 
 Shapes are those of Qwen3-30B-A3B: 2048 states, 768 hidden, 8 experts a token.
@@ -12,7 +13,7 @@ import subprocess
 import sys
 import tempfile
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,36 +22,19 @@ import torch
 from core.memory.codec import Numbers, PartSpec, make_codec
 from core.memory.codec.base import Base
 from core.memory.codec.fast.gpu.launch import Groups
-from core.memory.codec.kernels.build import Kinds, compiled, kinds_of
+from core.memory.codec.kernels.build import compiled
 from core.memory.codec.matrix import matrix
 from core.runtime.program.gate import Gate
+from core.runtime.program.gpu import check_layer
 from core.runtime.program.gpu.experts import GpuExperts, Where
+from core.runtime.program.gpu.recorder import META, Recorder, meta
 
 TARGETS = (75, 80, 86, 89, 90, 100, 120)
 HIDDEN, INNER, CHOSEN = 2048, 768, 8
-META = torch.device("meta")
 KINDS = ("up", "down", "up of several", "down of several")
 OTHERS = ("combine", "prepare for up", "prepare for down")
 CODED = ("checkpoint", "int8", "int4-g64", "mxfp4", "int3")  # one format of each kind of code
 Figures = dict[str, int | dict[str, int]]
-
-
-class Recorder:
-    """A launcher that keeps what would be launched: (kernel, constants, kinds of its arguments)."""
-
-    def __init__(self) -> None:
-        self.launched = list[tuple[Any, Mapping[str, Any], Kinds]]()
-
-    def __call__(self, kernel: Any, constants: Mapping[str, Any]) -> _Recording:
-        return _Recording(lambda *given: self.launched.append((kernel, constants, kinds_of(given))))
-
-
-class _Recording:
-    def __init__(self, call: Callable[..., None]) -> None:
-        self._call = call
-
-    def __getitem__(self, programs: tuple[int, ...]) -> Callable[..., None]:
-        return self._call
 
 
 def kernels(
@@ -66,9 +50,6 @@ def kernels(
     assert isinstance(codec, Base)
     recorder = Recorder()
     experts = GpuExperts(matrix(codec, "gate_up_proj"), matrix(codec, "down_proj"), Gate(INNER), recorder)
-
-    def meta(dtype: torch.dtype, *shape: int) -> torch.Tensor:
-        return torch.empty(shape, dtype=dtype, device=META)
 
     x = meta(dtype, 1, HIDDEN)
     experts.token(Where(tuple(64 * i for i in range(1, CHOSEN + 1))), x, meta(torch.float32, CHOSEN))
@@ -147,13 +128,14 @@ def width_of(load: str) -> int:
 
 
 def every(capabilities: Sequence[int], formats: Sequence[str] = CODED) -> dict[str, dict[str, Figures]]:
-    """{"sm_80": {"int4-g64 up": figures}} of the products."""
+    """{"sm_80": {"int4-g64 up": figures}} of the experts' products, and of all else that a layer computes."""
     found: dict[str, dict[str, Figures]] = {}
     for capability in capabilities:
         each = found[f"sm_{capability}"] = {}
         for name in formats:
             for kind, made in kernels(name, torch.bfloat16, capability, KINDS):
                 each[f"{name} {kind}"] = figures(made)
+        each |= {name: figures(made) for name, made in check_layer.kernels(capability)}
     return found
 
 

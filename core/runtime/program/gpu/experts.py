@@ -5,6 +5,7 @@ A token takes four launches: its state is prepared, first products and activatio
 prepared, second products and their weighted sum. Several tokens take five: the sum is a launch of its own.
 """
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -53,19 +54,30 @@ class GpuExperts:
         return out
 
     def tokens(self, groups: Groups, x: torch.Tensor, pairs: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
-        """x [T, H] -> [T, H] of x's type. `groups.row`: the token of each row of an expert; `pairs` [T, chosen] int64:
-        the place among these rows of each token's experts in the router's order, -1 for one that is left out;
-        `weights` [T, chosen] fp32."""
-        rows = len(groups.row)
-        acts = self.up.several(groups, x)
-        each = torch.arange(rows, device=x.device)
-        outputs = self.down.several(groups._replace(row=each), acts)
-        out, chosen = torch.empty_like(x), pairs.shape[1]
-        width = x.shape[1]
+        """x [T, H] -> [T, H] of x's type. `pairs` [T, chosen] int64: the place among the rows of `outputs` of each
+        token's experts in the router's order, -1 for one that is left out; `weights` [T, chosen] fp32."""
+        return self.summed(self.outputs(groups, x), pairs, weights, x.dtype)
+
+    def outputs(self, groups: Groups, x: torch.Tensor) -> torch.Tensor:
+        """x [T, H] -> [rows of all experts, H] fp32, one expert's after the other's. `groups.row`: the token of each
+        row of an expert."""
+        each = torch.arange(len(groups.row), device=x.device)
+        return self.down.several(groups._replace(row=each), self.up.several(groups, x))
+
+    def outputs_at(self, addresses: Sequence[int], x: torch.Tensor) -> torch.Tensor:
+        """x [1, H] through experts at these addresses -> [experts, H] fp32."""
+        return self.down.at(addresses, self.up.at(addresses, x))
+
+    def summed(
+        self, outputs: torch.Tensor, pairs: torch.Tensor, weights: torch.Tensor, dtype: torch.dtype
+    ) -> torch.Tensor:
+        """[T, H] of a type: the rows `pairs` [T, chosen] of outputs [n, H] fp32 by their weights."""
+        (count, chosen), width = pairs.shape, outputs.shape[1]
+        out = torch.empty(count, width, dtype=dtype, device=outputs.device)
         start = self._start(
             self._kernels.combine, (chosen,), {"CHOSEN": chosen, "WIDTH": width, "BLOCK": WIDTH, **OPTIONS}
         )
-        start[-(-width // WIDTH), len(x)](outputs, pairs, weights, None, None, out)
+        start[-(-width // WIDTH), count](outputs, pairs, weights, None, None, out)
         return out
 
     def _acts(self, where: Where, chosen: int, x: torch.Tensor) -> torch.Tensor:

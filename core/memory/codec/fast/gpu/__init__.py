@@ -8,6 +8,8 @@
     plain.py     rows of plain numbers times rows of x
     product.py   the kernel of one product, for the rows of several experts
     launch.py    calls the kernels
+    joined.py    the kernel of several dense matrices by the same rows
+    dense.py     calls it
 
 A thread has the sums of one accumulator of some rows, so that before the tree only sums of integers cross threads,
 which are the same in any order. Nothing is contracted (`enable_fp_fusion` is off): each fma is written.

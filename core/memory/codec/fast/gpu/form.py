@@ -1,6 +1,7 @@
 """What a kernel has to know of a matrix in a slot, as one compile-time constant. Importing this module needs triton."""
 
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Any
 
 import torch
@@ -108,6 +109,32 @@ class Form:
     def deep(self) -> int:
         """Rows of the matrix that a thread has at once."""
         return DEEP.get(self.bits, 4)
+
+    @property
+    def of_x(self) -> tuple[object, ...]:
+        """What a row of x is prepared by: alike for alike matrices."""
+        return self.inputs, self.bits, self.size, self.has_table
+
+
+@dataclass(frozen=True)
+class Joined:
+    """Matrices by the same rows of x: the results of each begin at one of `columns`."""
+
+    forms: tuple[Form, ...]
+    columns: tuple[int, ...]
+
+    @property
+    def count(self) -> int:
+        return len(self.forms)
+
+    @property
+    def starts(self) -> tuple[int, ...]:
+        """The first program of each matrix, and the one after the last."""
+        return tuple(accumulate((-(-one.outputs // (one.deep * one.across)) for one in self.forms), initial=0))
+
+    @property
+    def programs(self) -> int:
+        return self.starts[-1]
 
 
 def form(matrix: Matrix) -> Form:

@@ -1,0 +1,89 @@
+"""Products of rows by dense matrices, which stay where they are: several matrices by the same rows in one launch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import torch
+
+from core.memory.codec.fast.gpu.launch import OPTIONS, PREPARED_BLOCKS
+from core.memory.codec.kernels.products import ByTriton, Launcher, Starter
+from core.memory.codec.matrix import Matrix
+
+CHUNK = 32  # rows of x of a program
+
+
+class Placed(NamedTuple):
+    """A matrix, without the bias that its slot may have, at an address of the device."""
+
+    matrix: Matrix
+    address: int
+
+
+class DenseKernels:
+    """What the dense products of a model share. Everything runs on the current stream. A result depends on nothing but
+    its row of x and the weights. Raises ImportError."""
+
+    def __init__(self, launcher: Launcher = ByTriton) -> None:
+        from core.memory.codec.fast.gpu import form
+        from core.memory.codec.fast.gpu.joined import joined
+        from core.memory.codec.fast.gpu.prepare import prepare
+
+        self._forms, self._joined, self._prepare = form, joined, prepare
+        self._launcher, self._starters = launcher, dict[object, Starter]()
+
+    def by(self, placed: Sequence[Placed], bias: torch.Tensor | None = None) -> DenseProducts:
+        """The product by such matrices; their results [T, all outputs] get `bias` [all outputs]."""
+        return DenseProducts(self, placed, bias)
+
+    def start(self, kernel: str, constants: Mapping[str, Any]) -> Starter:
+        """A kernel of these constants, of which there is one for all layers."""
+        key = kernel, *constants.values()
+        found = self._starters.get(key)
+        if found is None:
+            chosen = self._joined if kernel == "joined" else self._prepare
+            found = self._starters[key] = self._launcher(chosen, {**constants, **OPTIONS})
+        return found
+
+
+class DenseProducts:
+    """x [T, in] -> [T, out], fp32: results of all matrices, one's after the other's."""
+
+    def __init__(self, kernels: DenseKernels, placed: Sequence[Placed], bias: torch.Tensor | None) -> None:
+        self._kernels, self._bias = kernels, bias
+        forms = [kernels._forms.form(one.matrix._replace(bias=None)) for one in placed]
+        groups: dict[tuple[object, ...], list[int]] = {}  # those that take x alike
+        for number, one in enumerate(forms):
+            groups.setdefault(one.of_x, []).append(number)
+        self.outputs = sum(one.outputs for one in forms)
+        begins = [sum(one.outputs for one in forms[:number]) for number in range(len(forms))]
+        self._groups = [
+            (
+                kernels._forms.Joined(tuple(forms[n] for n in some), tuple(begins[n] for n in some)),
+                tuple(placed[n].address for n in some),
+            )
+            for some in groups.values()
+        ]
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        """As many launches as there are kinds of codes among the matrices; one that prepares x is before each but that
+        of plain numbers."""
+        count = len(x)
+        out = torch.empty(count, self.outputs, dtype=torch.float32, device=x.device)
+        for joined, bases in self._groups:
+            given, form = self._prepared(joined.forms[0], x), joined.forms[0]
+            together = 1 if count == 1 else form.together
+            start = self._kernels.start("joined", {"TOGETHER": together, "CHUNK": CHUNK, "J": joined})
+            stride = given.stride(0) * given.itemsize
+            start[joined.programs, -(-count // CHUNK)](given, out, self._bias, bases, count, stride, self.outputs)
+        return out
+
+    def _prepared(self, form: Any, x: torch.Tensor) -> torch.Tensor:
+        """Rows of x as the kernel takes them: int32 [T, words], or x itself for plain weights."""
+        if not form.bits:
+            return x
+        into = torch.empty(len(x), form.prepared, dtype=torch.int32, device=x.device)
+        start = self._kernels.start("prepare", {"BLOCKS": PREPARED_BLOCKS, "F": form})
+        start[-(-form.blocks // PREPARED_BLOCKS), len(x)](x, into, x.stride(0))
+        return into

@@ -1,0 +1,98 @@
+"""Compiles what a decoder layer computes beside its experts, as `core.runtime.program.gpu.check` does with these. Needs
+triton.
+
+Shapes are those of Qwen3-30B-A3B, with what other models have more: 32 heads of 128 numbers that read 4, states of
+2048 numbers, 8 of 128 experts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+
+from core.memory.codec import PartSpec, make_codec
+from core.memory.codec.base import Base
+from core.memory.codec.fast.gpu.dense import DenseKernels, Placed
+from core.memory.codec.kernels.build import compiled
+from core.memory.codec.matrix import Matrix, matrix
+from core.runtime.program.attend_block import Attend
+from core.runtime.program.gate import Gate
+from core.runtime.program.gpu.layer import Cached, LayerKernels
+from core.runtime.program.gpu.recorder import META, Recorder, meta
+from core.runtime.program.rms import Norm
+from core.runtime.program.rotate import Rotate
+from core.runtime.program.route import Route
+
+BF16, FP32 = torch.bfloat16, torch.float32
+HIDDEN, HEADS, KV_HEADS, WIDTH, CONTEXT = 2048, 32, 4, 128, 8192
+CACHED = Cached(1 << 40, 1 << 41, CONTEXT * WIDTH * 2, WIDTH * 2, CONTEXT * WIDTH * 2, WIDTH * 2)
+PREPARE = "_prepare"
+
+
+def _norm(kernels: LayerKernels) -> None:
+    x = meta(FP32, 1, HIDDEN)
+    kernels.norm(Norm(HIDDEN, 1e-6, BF16), meta(BF16, HIDDEN), x, x, x)
+
+
+def _rotate(kernels: LayerKernels) -> None:
+    spec = Rotate(HEADS, KV_HEADS, WIDTH, WIDTH, BF16, Norm(WIDTH, 1e-6, BF16), BF16)
+    outputs = (HEADS + 2 * KV_HEADS) * WIDTH
+    weight, angles = meta(BF16, WIDTH), meta(FP32, CONTEXT, WIDTH // 2)
+    states, positions = (meta(FP32, 1, outputs), meta(FP32, 1, HEADS * WIDTH)), meta(torch.int64, 1)
+    bias = meta(BF16, outputs)
+    kernels.rotate(spec, states[0], bias, (weight, weight), (angles, angles), positions, states[1], CACHED)
+
+
+def _attend(kernels: LayerKernels) -> None:
+    spec = Attend(HEADS, KV_HEADS, WIDTH, WIDTH, BF16, WIDTH**-0.5, sinks=True)
+    q, positions = meta(FP32, 1, HEADS, WIDTH), meta(torch.int64, 1)
+    kernels.attend(spec, q, CACHED, positions, meta(FP32, HEADS), q, CONTEXT)
+
+
+def _route(kernels: LayerKernels) -> None:
+    kernels.route(Route(128, 8, renormalised=True), meta(FP32, 1, 128), None)
+
+
+def _activate(kernels: LayerKernels) -> None:
+    kernels.activate(Gate(768), meta(FP32, 1, 1536))
+
+
+LAYER: dict[str, tuple[Callable[[LayerKernels], None], tuple[str, ...]]] = {
+    "norm": (_norm, ("_rms",)),
+    "rotate": (_rotate, ("_rotate",)),
+    "attend": (_attend, ("_score", "_weigh", "_add_values")),
+    "route": (_route, ("_route",)),
+    "activate": (_activate, ("_activate",)),
+}
+DENSE = ("checkpoint", "int8-g32", "int4-g64")  # of queries, keys and values by one launch, of a row and of several
+NAMES = (
+    *[f"{name} {kernel}" for name, (_, launched) in LAYER.items() for kernel in launched],
+    *[f"{name} qkv{several}" for name in DENSE for several in ("", " of several")],
+)
+
+
+def kernels(capability: int, names: tuple[str, ...] = (*LAYER, *DENSE)) -> Iterator[tuple[str, Any]]:
+    """(name, compiled kernel) of each."""
+    for name in names:
+        recorder = Recorder()
+        if name in LAYER:
+            LAYER[name][0](LayerKernels(recorder))
+        else:
+            placed = [Placed(_matrix(name, outputs), 1 << 40) for outputs in (HEADS * WIDTH, *[KV_HEADS * WIDTH] * 2)]
+            product = DenseKernels(recorder).by(placed)
+            for count in (1, 2):
+                product(meta(FP32, count, HIDDEN))
+        for kernel, constants, given in recorder.launched:
+            if kernel.__name__ == PREPARE:
+                continue
+            several = " of several" if constants.get("TOGETHER", 1) > 1 and name in DENSE else ""
+            label = f"{name} qkv{several}" if name in DENSE else f"{name} {kernel.__name__}"
+            yield label, compiled(kernel, constants, given, capability)
+
+
+def _matrix(name: str, outputs: int) -> Matrix:
+    codec = make_codec(name, specs={"w": PartSpec((outputs, HIDDEN), BF16)}, dtype=BF16, device=META)
+    assert isinstance(codec, Base)
+    return matrix(codec, "w")

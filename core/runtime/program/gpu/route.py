@@ -1,0 +1,102 @@
+"""The experts of a token and their weights, `core.runtime.program.route` in Triton. Importing it needs triton."""
+
+import triton
+import triton.language as tl
+
+from core.runtime.program import choose
+from core.runtime.program.gpu.exp import exp, sigmoid
+from core.runtime.program.gpu.rms import total
+
+NONE = tl.constexpr(float("-inf"))
+NAN, TAKEN = tl.constexpr(choose.NAN), tl.constexpr(choose.TAKEN)
+BEYOND = tl.constexpr(1 << 30)
+
+
+def _order(value: tl.tensor, known: tl.tensor) -> tl.tensor:
+    """fp32 numbers as integers of the same order: -0 as 0, NaN as the greatest; TAKEN where not `known`."""
+    bits = (value + 0.0).to(tl.int32, bitcast=True)
+    flipped = bits ^ ((bits >> 31) & NAN)
+    return tl.where(known, tl.where(value == value, flipped, NAN), TAKEN)
+
+
+order = triton.jit(_order)
+
+
+def _lane_total(values: tl.tensor, COUNT: tl.constexpr) -> tl.tensor:
+    """[1]: the sum of COUNT numbers, of which number i is in lane i mod 8; those after the last are 0."""
+    rows = tl.reshape(values, (COUNT // 8, 8))
+    sums = tl.zeros((8,), tl.float32)
+    for i in tl.static_range(COUNT // 8):
+        sums += tl.sum(tl.where((tl.arange(0, COUNT // 8) == i)[:, None], rows, 0.0), 0)
+    return total(sums)
+
+
+lane_total = triton.jit(_lane_total)
+
+
+def _score(value: tl.tensor, greatest: tl.tensor, divisor: tl.tensor, SCORE: tl.constexpr) -> tl.tensor:
+    """Scores of logits."""
+    if SCORE == "softmax":
+        return tl.div_rn(exp(value - greatest), tl.zeros_like(value) + divisor)
+    if SCORE == "sigmoid":
+        return sigmoid(value)
+    return value
+
+
+score = triton.jit(_score)
+
+
+def _route(
+    logits: tl.tensor,
+    bias: tl.tensor,
+    ids: tl.tensor,
+    weights: tl.tensor,
+    R: tl.constexpr,
+    EXPERTS: tl.constexpr,
+    CHOSEN: tl.constexpr,
+) -> None:
+    """R: core.runtime.program.route.Route, without groups and scales. A program is a token: logits [tokens, experts]
+    and bias [experts], fp32 -> ids [tokens, chosen], int64, and weights [tokens, chosen], fp32. EXPERTS and CHOSEN:
+    powers of two that are no less, and no less than 8."""
+    token = tl.program_id(0).to(tl.int64)
+    logits += token * R.experts
+    e = tl.arange(0, EXPERTS)
+    known = e < R.experts
+    own = tl.load(logits + e, mask=known, other=NONE)
+    greatest = tl.zeros((1,), tl.float32)
+    divisor = greatest + 1.0
+    if R.score == "softmax":
+        greatest += tl.max(tl.where(own == own, own, NONE), 0)
+        sums = tl.zeros((8,), tl.float32)
+        for first in range(0, R.experts, 8):
+            k = first + tl.arange(0, 8)
+            some = exp(tl.load(logits + k, mask=k < R.experts, other=NONE) - greatest)
+            sums += tl.where(k < R.experts, some, 0.0)
+        divisor = total(sums)
+    if R.bias:
+        orders = order(score(own, greatest, divisor, R.score) + tl.load(bias + e, mask=known, other=0), known)
+    else:
+        orders = order(own, known)
+    j = tl.arange(0, CHOSEN)
+    chosen = tl.zeros((CHOSEN,), tl.float32)
+    for i in range(R.chosen):
+        place = tl.min(tl.where(orders == tl.max(orders, 0), e, BEYOND), 0)
+        orders = tl.where(e == place, TAKEN, orders)
+        tl.store(ids + token * R.chosen + i, place.to(tl.int64))
+        chosen = tl.where(j == i, tl.load(logits + place), chosen)
+    there = j < R.chosen
+    if R.score == "softmax_chosen":
+        most = tl.max(tl.where((chosen == chosen) & there, chosen, NONE), 0)
+        value = tl.where(there, exp(chosen - most), 0.0)
+        value = tl.div_rn(value, tl.zeros_like(value) + lane_total(value, CHOSEN))
+    else:
+        value = score(chosen, greatest, divisor, R.score)
+    if R.renormalised:
+        value = tl.where(there, value, 0.0)
+        value = tl.div_rn(value, tl.zeros_like(value) + (lane_total(value, CHOSEN) + R.epsilon))
+    if R.scale != 1:
+        value *= R.scale
+    tl.store(weights + token * R.chosen + j, value, mask=there)
+
+
+route = triton.jit(_route)

@@ -1,0 +1,128 @@
+"""The fast arithmetic on the emulated GPU: what is bound of a model there, and what says that it does not compute.
+
+That it has a CPU's bits is tried under Triton's interpreter (tests/memory/test_interpreted.py)."""
+
+from collections.abc import Mapping
+from dataclasses import fields, is_dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from core.engine import Engine
+from core.errors import ModelError
+from core.hf.discover import ExpertsSite
+from core.hf.quantized_linear import QuantizedLinear
+from core.runtime.batch import Batch, Share
+from core.runtime.program.bind import bind
+from core.runtime.program.gpu.host_copies import HostCopies
+from core.runtime.program.gpu.program import GpuProgram
+from core.runtime.program.gpu.recorder import Recorder
+from core.runtime.program.gpu.rows import GpuMath
+from core.runtime.program.trial import Angles
+from core.runtime.program.weights import NormWeight, Weight
+from core.system.native.compile import widths
+from tests.checkpoints import make_checkpoint
+from tests.cuda.conftest import engine_on
+from tests.fake_cuda import FakeCuda
+from tests.tiny_tokenizer import save_tokenizer
+
+pytestmark = pytest.mark.skipif(not widths(), reason="no kernels for this CPU")
+SETTINGS: Mapping[str, object] = {"budget": "all", "predictor": "none"}
+CONTEXT = 64
+
+
+def tensors(one: Any) -> list[torch.Tensor]:
+    """What a form computes with, but for its embeddings: tensors, and the numbers of weights and norms."""
+    if isinstance(one, torch.Tensor):
+        return [one]
+    if isinstance(one, (torch.nn.Module, ExpertsSite)):
+        return []
+    if isinstance(one, Angles):
+        return [one.cos, one.sin]
+    if isinstance(one, Weight):
+        owner = one.owner
+        if type(owner) is QuantizedLinear:
+            assert one.slot == owner.address
+            return [owner._raw, *tensors(one.bias)]
+        weight = owner.weight if isinstance(owner, torch.nn.Linear) else owner
+        assert isinstance(weight, torch.Tensor) and one.slot == weight.data_ptr()
+        return [weight, *tensors(one.bias)]
+    if isinstance(one, NormWeight):
+        assert isinstance(one.owner, torch.Tensor) and one.at == one.owner.data_ptr()
+        return [one.owner]
+    if is_dataclass(one) and not isinstance(one, type):
+        return [tensor for field in fields(one) for tensor in tensors(getattr(one, field.name))]
+    if isinstance(one, tuple):
+        return [tensor for part in one for tensor in tensors(part)]
+    return []
+
+
+@pytest.mark.parametrize("arch", ["qwen2_moe", "gpt_oss"])
+def test_what_is_bound_is_where_the_model_is(fake_cuda: FakeCuda, arch: str, tmp_path: Path) -> None:
+    """Shared experts, biases and sinks: every matrix and number is the model's own, on its device."""
+    path = save_tokenizer(make_checkpoint(arch, tmp_path, attention_bias=True, num_hidden_layers=2))
+    with engine_on(path, SETTINGS, arithmetic="reference") as engine:
+        before = fake_cuda.memory.allocated
+        form = bind(engine.model, engine.loaded.sites, CONTEXT, HostCopies(engine.loaded.device))
+        assert fake_cuda.memory.allocated - before < 1 << 20  # tables of angles, and biases put together
+        found = tensors((form.layers, form.norm))
+        assert len(found) > 9 * len(form.layers)
+        assert all(map(fake_cuda.tensors.on_device, found))
+        recorder = Recorder()
+        program = GpuProgram(engine.model, engine.loaded.sites, CONTEXT, engine.loaded.device, recorder)
+        assert program.form.parts == form.parts and not recorder.launched
+
+
+def fallback(engine: Engine) -> str:
+    assert engine.arithmetic.name == "reference" and not isinstance(engine.wiring.math[0], GpuMath)
+    return engine.arithmetic.fallback
+
+
+def test_it_has_to_be_chosen_by_name(fake_cuda: FakeCuda, model: Path) -> None:
+    with engine_on(model, SETTINGS, arithmetic="auto") as engine:
+        assert "has to be chosen by name" in fallback(engine)
+
+
+def test_without_kernels_the_reference_computes_and_says_why(fake_cuda: FakeCuda, model: Path) -> None:
+    with engine_on(model, SETTINGS, arithmetic="fast") as engine:
+        assert fallback(engine) == "the fast arithmetic's kernels cannot run on this GPU: the GPU is not a real one"
+        assert "never measured" in engine.loaded.plan.note
+
+
+def test_a_layer_of_another_kind_is_named(fake_cuda: FakeCuda, tmp_path: Path) -> None:
+    path = save_tokenizer(make_checkpoint("deepseek_v2", tmp_path))
+    with (
+        engine_on(path, SETTINGS, arithmetic="reference") as engine,
+        pytest.raises(ModelError, match="plain attention"),
+    ):
+        GpuProgram(engine.model, engine.loaded.sites, CONTEXT, engine.loaded.device, Recorder())
+
+
+def test_what_is_launched_for_a_token(fake_cuda: FakeCuda, model: Path) -> None:
+    """Ten kernels a layer beside its experts, two at the end, and no wait for the device."""
+    with engine_on(model, SETTINGS, arithmetic="reference") as engine:
+        recorder = Recorder()
+        program = GpuProgram(engine.model, engine.loaded.sites, CONTEXT, engine.loaded.device, recorder)
+        kv = engine.wiring.pool.take(CONTEXT)
+        with fake_cuda.noting_waits() as waits:
+            logits = program.compute(
+                Batch("decode", (Share([5], kv, 1),)), 1, lambda site, x, ids, weights: torch.zeros_like(x)
+            )
+        assert logits.shape == (1, program.form.head.outputs) and kv.length == 1 and not waits
+        names = [kernel.__name__ for kernel, _, _ in recorder.launched]
+        layer = [
+            "_rms",
+            "_joined",
+            "_rotate",
+            "_score",
+            "_weigh",
+            "_add_values",
+            "_joined",
+            "_rms",
+            "_joined",
+            "_route",
+        ]
+        assert names == layer * len(program.form.layers) + ["_rms", "_joined"]
+        engine.wiring.pool.clear()

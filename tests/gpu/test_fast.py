@@ -1,0 +1,33 @@
+"""The fast arithmetic on a real GPU: every kernel has the bits of this machine's CPU, and so have whole models."""
+
+from contextlib import nullcontext
+
+import pytest
+import torch
+
+from core.memory.codec.kernels import launcher_of
+from core.runtime.program.gpu.launching import launcher_for
+from core.system.native.compile import widths
+from tests.memory import interpreted_layer as layers
+from tests.memory import interpreted_program as programs
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device"),
+    pytest.mark.skipif(not widths(), reason="no kernels for this CPU"),
+]
+
+
+def test_a_layer_beside_its_experts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Norms, rotation, attention, routers, dense products and activations, with odd numbers too."""
+    device = torch.device("cuda", torch.cuda.current_device())
+    monkeypatch.setattr(layers, "ON", layers.On(device, launcher_of(device)))
+    assert not {case: count for case, count in layers.found("all").items() if count}
+
+
+@pytest.mark.parametrize("arch", programs.CASES)
+def test_whole_models(arch: str) -> None:
+    """With all experts in slots and with half of them, in pieces and token by token."""
+    launcher_for(torch.device("cuda"))
+    differ = programs.compared(arch, programs.CUTS, nullcontext)
+    assert not {case: count for case, count in differ.items() if count}

@@ -139,9 +139,10 @@ class Dashboard:
     def choose_system(self, title: str) -> None:
         """Press a published system, or a control, in its list."""
         self.reach("systems")
-        button = self.page.locator("#systems button", has=self.page.get_by_text(title, exact=True))
+        name = self.page.get_by_text(title, exact=True)
+        button = self.page.locator("#systems button", has=name)
         if not button.is_visible():
-            self.page.locator("#systems details", has=button).locator("summary").click()
+            self.page.locator("#systems details", has=name).locator("summary").click()
         button.click()
 
     def panel(self, name: str) -> None:

@@ -56,7 +56,7 @@ export class Figures {
     this.text("tpot", known ? short(frame.tpot_ms) : "–");
     this.text("link", short(link * size));
     this.text("link-unit", unit);
-    this.text("link-axis", frame.link_limit_gbps >= 0.5 ? "GB/s" : "MB/s");
+    this.text("link-axis", unitOf(frame.link_peak_gbps)[0]);
     this.text("link-sub", peak > 0 ? `peak ${short(peak * size)} of ${short(frame.link_limit_gbps * size)}` : `of ${rate(frame.link_limit_gbps)}`);
     this.text("disk", passes ? short(disk * size) : "–");
     this.text("disk-unit", unit);

@@ -121,8 +121,8 @@ export class Timeline {
 }
 
 export class LinkTraffic extends Timeline {
-  /** Megabytes per second stay readable on a small machine; large links are shown in GB/s. */
-  unit(frame) { return frame.link_limit_gbps >= 0.5 ? ["GB/s", 1e6] : ["MB/s", 1e3]; }
+  /** Megabytes per second stay readable where little was copied. */
+  unit(frame) { return frame.link_peak_gbps >= 0.5 ? ["GB/s", 1e6] : ["MB/s", 1e3]; }
 
   parts(frame) {
     if (this.seen !== frame) {

@@ -88,8 +88,7 @@ def detach(model: Any) -> None:
     sites, layers = find_experts(model), model.model.layers
     layer = layers[-1]
     del layers[-1]
-    config = model.config
-    vars(model)[HEAD] = MtpHead(sites[-1], layer, model.model, model.lm_head, config)
+    vars(model)[HEAD] = MtpHead(sites[-1], layer, model)
 
 
 def head_of(model: Any) -> "MtpHead | None":
@@ -118,9 +117,17 @@ class MtpHead:
 
     site: ExpertsSite
     layer: Any  # the modules that are its own
-    inner: Any  # those of the model without its output layer
-    output: nn.Module
-    config: Any
+    model: Any  # whose modules it uses as they are when it computes: some may be replaced once it is loaded
+
+    @property
+    def config(self) -> Any:
+        """The model's."""
+        return self.model.config
+
+    @property
+    def inner(self) -> Any:
+        """The model without its output layer."""
+        return self.model.model
 
     def cache(self, context: int, allocated: Allocated) -> "HeadCache":
         """Memory for the keys and values of one text of up to so many positions."""
@@ -169,7 +176,7 @@ class MtpHead:
     @torch.inference_mode()
     def logits(self, states: torch.Tensor) -> torch.Tensor:
         """[V] of the token that is guessed from the last of the states [T, H]."""
-        found: torch.Tensor = self.output(states[-1:])
+        found: torch.Tensor = self.model.lm_head(states[-1:])
         return found[0]
 
     @property

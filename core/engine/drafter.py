@@ -85,14 +85,15 @@ class Drafter:
             sequence.draft = self._guess.tokens[: found.guesses]
         self._took_s = time.perf_counter() - began_s
 
-    def computed(self, sequence: Sequence, drawn: Tokens[int], count: int) -> None:
-        """After a pass over the next `count` tokens of a sequence, and its draft: it has drawn these tokens."""
+    def computed(self, sequence: Sequence, drawn: Tokens[int], count: int, allowed: bool) -> None:
+        """After a pass over the next `count` tokens of a sequence, and its draft: it has drawn these tokens, and others
+        may be guessed if `allowed`."""
         if self._head is None or self._program is None or not self._asks:
             return
         began_s, rows = time.perf_counter(), count + max(0, len(drawn) - 1)
         ids = [*sequence.ids, *drawn]
         self._head.seen(ids, sequence.computed - rows, self._program.states()[:rows])
-        if count > 1 and drawn and self._head.ready(ids):  # a prompt, of which the first guess is not to wait
+        if allowed and count > 1 and drawn and self._head.ready(ids):  # a prompt: no guess is to wait for it
             self._head.read(ids)
         self._took_s += time.perf_counter() - began_s
 

@@ -1,6 +1,6 @@
 """Heads that predict further tokens (MTP), which transformers' models leave out: a decoder layer after the last one,
 with two norms and a projection before it and a norm after it. Embeddings, rotary angles and the output layer are the
-model's own.
+model's own, which some checkpoints have a second time.
 
 Of the kinds that there are one is known: DeepSeek-V3's (arXiv 2412.19437, section 2.2), which GLM-4.x has, too. Its
 weights are stored as those of a layer more. The layer itself is transformers' own class, so that its arithmetic is that
@@ -31,7 +31,6 @@ from core.system.wording import reason
 
 HEAD: Final = "_moestro_head"  # on a model: its `MtpHead`, which is not one of its modules
 PARTS = "enorm", "hnorm", "eh_proj", "shared_head.norm"
-SHARED = "embed_tokens", "shared_head.head"  # copies of the model's own weights, which are computed with in their place
 UNKNOWN = "heads of this kind are not known"
 
 
@@ -47,7 +46,7 @@ def objection(config: Any, names: Collection[str]) -> str | None:
 
 def attach(model: Any) -> None:
     """Add a head to a model, as the layer after its last one, which its forward does not compute. Raises ModelError
-    where the model is built in a way that is not known, and changes nothing then."""
+    where the model is built in a way that is not known, and changes nothing then. On the meta device it is tried."""
     config = model.config
     inner: Any = getattr(model, "model", None)
     layers: Any = getattr(inner, "layers", None)
@@ -64,11 +63,22 @@ def attach(model: Any) -> None:
     except (IndexError, TypeError, ValueError, AttributeError, KeyError) as error:
         raise ModelError(f"{UNKNOWN}: a layer more cannot be built ({reason(error)})") from error
     try:
-        if not find_experts(model)[-1].name.startswith(f"model.layers.{len(layers) - 1}."):
+        site = find_experts(model)[-1]
+        if not site.name.startswith(f"model.layers.{len(layers) - 1}."):
             raise ModelError(f"{UNKNOWN}: it has no experts")
+        if model.device.type == "meta":
+            _try(MtpHead(site, layers[-1], model))
     except ModelError:
         del layers[-1]
         raise
+
+
+def _try(head: "MtpHead") -> None:
+    try:
+        head.logits(torch.empty(1, head.config.hidden_size, device="meta"))
+        assert head.kv_bytes
+    except Exception as error:  # the model's own code, called as transformers does not call it
+        raise ModelError(f"{UNKNOWN}: the layer does not run alone ({reason(error)})") from error
 
 
 def _layer(like: nn.Module, norm: nn.Module, config: Any) -> Any:
@@ -88,8 +98,7 @@ def detach(model: Any) -> None:
     sites, layers = find_experts(model), model.model.layers
     layer = layers[-1]
     del layers[-1]
-    config = model.config
-    vars(model)[HEAD] = MtpHead(sites[-1], layer, model.model, model.lm_head, config)
+    vars(model)[HEAD] = MtpHead(sites[-1], layer, model)
 
 
 def head_of(model: Any) -> "MtpHead | None":
@@ -118,9 +127,17 @@ class MtpHead:
 
     site: ExpertsSite
     layer: Any  # the modules that are its own
-    inner: Any  # those of the model without its output layer
-    output: nn.Module
-    config: Any
+    model: Any  # whose modules it uses as they are when it computes: some may be replaced once it is loaded
+
+    @property
+    def config(self) -> Any:
+        """The model's."""
+        return self.model.config
+
+    @property
+    def inner(self) -> Any:
+        """The model without its output layer."""
+        return self.model.model
 
     def cache(self, context: int, allocated: Allocated) -> "HeadCache":
         """Memory for the keys and values of one text of up to so many positions."""
@@ -169,7 +186,7 @@ class MtpHead:
     @torch.inference_mode()
     def logits(self, states: torch.Tensor) -> torch.Tensor:
         """[V] of the token that is guessed from the last of the states [T, H]."""
-        found: torch.Tensor = self.output(states[-1:])
+        found: torch.Tensor = self.model.lm_head(states[-1:])
         return found[0]
 
     @property

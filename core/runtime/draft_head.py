@@ -114,16 +114,13 @@ class DraftHead:
         done, end = min(self._done, max(0, same - 1), at), min(self._end, same, at)
         if done < self._done:  # other tokens follow there, and the states are gone
             self._waiting, end = [], done
-            if done > self._first:
-                self.passes.cut(done - self._first)
+            self.passes.cut(max(0, done - self._first))
         elif end < self._end:
             self._waiting = [torch.cat(self._waiting)[: end - done]] if end > done else []
         self._done, self._end = done, end
         if end != at or done < self._first:
             self.forget()
             self._first = self._done = self._end = at
-        elif done == self._first:
-            self.passes.cut(0)
 
     def ready(self, ids: Sequence[int]) -> bool:
         """Whether it can guess what follows `ids`: the states of all tokens but the last one are known."""

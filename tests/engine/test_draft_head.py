@@ -80,6 +80,21 @@ def test_no_bit_depends_on_the_head(arch: str, tmp_path: Path) -> None:
             assert TOKENS // 4 < more["accepted"] < more["drafted"], "the head is often right, and not always"
 
 
+def test_with_rounded_dense_layers(tmp_path: Path) -> None:
+    """Of which the output layer is the head's, too."""
+    how, found = HOW | {"dense": "int8", "dtype": "bfloat16"}, list[list[int]]()
+    model = predictable("glm4_moe", tmp_path, 0.5)
+    for drafts in ("off", "mtp"):
+        with loaded(model, {"budget": "50%", "drafts": drafts}, **how) as engine:
+            engine.parts.drafter.head_gate.fixed = 3
+            answer = Answer(engine, Sampling(max_new_tokens=TOKENS), PROMPT)
+            found.append(answer.tokens)
+            head = engine.loaded.head
+            assert head is None or head.model.lm_head is engine.model.lm_head
+    assert found[0] == found[1]
+    assert answer.stats.more["accepted"] > 0
+
+
 @pytest.mark.parametrize("arch", layered(["glm4_moe", "deepseek_v3"], quick=lambda arch: False))
 def test_a_hundred_answers(arch: str, tmp_path: Path) -> None:
     draw, kept = random.Random(7), {"drafted": 0, "accepted": 0}

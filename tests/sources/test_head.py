@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from core.errors import ModelError
-from core.hf.head import PARTS, UNKNOWN, attach
+from core.hf.head import PARTS, UNKNOWN, MtpHead, attach
 from core.importing import forecast_import, import_model
 from core.importing.left_out import AHEAD, COPIES
 from core.memory.pack import PackReader, check
@@ -74,6 +74,18 @@ def test_what_is_not_whole_is_left_out_in_words(part: str, tmp_path: Path) -> No
     else:
         assert found.left_out[0].what == f"{AHEAD}: {UNKNOWN}: {part} is not among its weights"
     assert found.lines()[-1].startswith(f"Left out: {AHEAD}")
+
+
+def test_a_layer_that_does_not_run_alone_is_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def states(*_: object) -> torch.Tensor:
+        raise TypeError("it needs more")
+
+    monkeypatch.setattr(MtpHead, "states", states)
+    source = with_head("glm4_moe", tmp_path / "model")
+    found = forecast_import(str(source))
+    assert found is not None and not found.head_bytes
+    assert found.left_out[0].what == f"{AHEAD}: {UNKNOWN}: the layer does not run alone (it needs more)"
+    assert check(import_model(str(source), tmp_path / "pack")).heads == 0
 
 
 @pytest.mark.parametrize("arch", ["qwen3_next", "gpt_oss"])

@@ -46,7 +46,7 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {  # what is changed o
     "qwen3_moe": ({"moe_intermediate_size": 32}, {"format": "int4-g32", **BF16}),
     "qwen2_moe": (
         {"mlp_only_layers": [1], "moe_intermediate_size": 32, "shared_expert_intermediate_size": 32},
-        {"format": "int8-g32", "dense": "int4-g32", **BF16},
+        {"format": "int8-g32", **BF16},
     ),
     "mixtral": ({"intermediate_size": 40}, {"format": "checkpoint", "dtype": "float32"}),
     "olmoe": (BIASED, {"format": "mxfp4", **BF16}),
@@ -56,7 +56,10 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {  # what is changed o
         {"format": "int4-g32", **BF16},
     ),
     "flex_olmo": ({"intermediate_size": 32}, {"format": "int4-g32", **BF16}),
-    "glm4_moe": ({"n_group": 1, "topk_group": 1, "moe_intermediate_size": 32}, {"format": "int4-g32", **BF16}),
+    "glm4_moe": (
+        {"n_group": 1, "topk_group": 1, "moe_intermediate_size": 32},
+        {"format": "int4-g32", "dense": "int4-g32", **BF16},
+    ),
 }
 
 

@@ -2,7 +2,7 @@
 
 Timed passes differ from load to load, by what else the machine does. A link has one speed, so that figures of two loads
 can be compared: the first load times the model in its formats and arithmetic, later ones find that in a file, where one
-is named, else in the process.
+is named, else in the process. A time of a machine that was busy goes once a load is far below it.
 """
 
 import logging
@@ -22,6 +22,7 @@ from core.system.native.compile import processor
 
 log = logging.getLogger("moestro.load")
 
+BUSY = 0.75  # of the kept time: a load that takes less shows that the machine was busy then
 TIMES = 3  # that it is timed, of which the least is kept: other programs only ever add to it
 ROUNDED = 3  # digits that are kept
 
@@ -36,13 +37,13 @@ def keep_in(file: Path | None) -> None:
 
 
 def layer_ms(plan: Plan, model_hash: str, arithmetic: str, time_layer_ms: Callable[[], float]) -> float:
-    """Milliseconds that a layer takes on this machine when nothing is copied: the kept time, or else that of
-    `time_layer_ms`, which is kept."""
+    """Milliseconds that a layer takes on this machine when nothing is copied: the kept time, or, where there is none or
+    it is far longer, that of `time_layer_ms`, which is kept."""
     key = " ".join((model_hash, plan.format, plan.spec.dense, plan.compute_type, arithmetic, machine(plan.device)))
     kept = _of_process.get(key) if _file is None else _time(kept_file.read(_file, log).get(key))
-    if kept is not None:
-        return kept
     measured_ms = float(f"{min(time_layer_ms() for _ in range(TIMES)):.{ROUNDED}g}")
+    if kept is not None and measured_ms > BUSY * kept:
+        return kept
     if _file is None:
         _of_process[key] = measured_ms
         return measured_ms

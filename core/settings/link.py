@@ -18,8 +18,8 @@ class LinkSettings:
         Param(
             "Which link the copies go over: this machine's own, or an emulated one that paces "
             "them to the bandwidth below and marks every figure as emulated. auto = own, but for the bundled demo "
-            "model an emulated one, as slow for it as PCIe is for a large model: this is measured once per machine, "
-            f"kept, and shown by `{COMMAND} doctor`, so that its speed is the same at every load.",
+            "model an emulated one, as slow for it as PCIe is for a large model: this is measured at the first load, "
+            f"kept unless a later one is far faster, and shown by `{COMMAND} doctor`, so that loads can be compared.",
             title="Link",
             name="link",
             advanced=True,

@@ -12,7 +12,7 @@ from bench.harness import process, protocol
 from bench.harness.run import Suite
 from bench.models import fixtures
 from bench.models.sizes import SMALL
-from bench.speed import batch, busy, host, prefill, split, tiers, worker
+from bench.speed import auto, batch, busy, host, prefill, split, tiers, worker
 from bench.speed import share as share_suite
 from bench.suites import GONE, SUITES, suite
 from core.capacity import fit
@@ -87,7 +87,7 @@ def test_kinds(tmp_path: Path) -> None:
 def test_auto() -> None:
     one = tried("auto")
     (cell,) = one.result["cells"].values()
-    assert cell["best"] in ("lru", "lcp", "gate", "transitions") and cell["auto"]["median"] > 0
+    assert cell["best"] in auto.FIXED and cell["auto"]["median"] > 0
     assert one.result["worst"] == one.result["median"] == cell["over_best"] and "EMULATED" in one.text
 
 

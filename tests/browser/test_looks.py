@@ -134,6 +134,7 @@ def test_nothing_lies_over_another_with_the_longest_names_and_the_api_has_an_add
 
 def test_the_deck_scrolls_beside_the_chat(dashboard: Dashboard) -> None:
     page = dashboard.page
+    dashboard.panel("Co-activation")
     page.locator("canvas[data-c=pairs]").scroll_into_view_if_needed()
     assert page.evaluate(ON_SCREEN), "co-activation is looked at while the composer stays"
     page.evaluate("document.querySelector('#deck-column').scrollTop = 0")

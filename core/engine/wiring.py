@@ -165,6 +165,7 @@ def _around(
     recorder.counts_steps = program is not None
     predictor_host.use(*plan.spec.settings.prefetch.predictor, controller.profile)
     threads = _timed(loaded, passes, memory, recorder)
+    host.computing = 1 if loaded.device.type == "cuda" else threads.token.most
     ledger = memory.ledger
 
     def graphs() -> TokenGraphs:

@@ -44,6 +44,7 @@ class Throttle:
 
     def __init__(self, what: str = "prefetching", *, foretells: bool = False) -> None:
         self._what, self._foretells = what, foretells
+        self.free = False  # it is never slower, by what it does: it goes on, whatever is foretold
         self.after: Throttle | None = None  # what is compared first, as it saves the same waiting
         self.say: Callable[[str], None] = lambda text: None
         self.enabled = False
@@ -118,9 +119,9 @@ class Throttle:
     def _weigh(self, took_ms: tuple[float, ...], saved_ms: tuple[float, ...]) -> None:
         """By what was foretold of FEW tokens with it: it goes on, is paused, or is compared."""
         shares = [took / (took + saved) for took, saved in zip(took_ms, saved_ms, strict=True)]
-        if max(shares) <= CLEAR or min(shares) >= 1 - LITTLE:
+        if self.free or max(shares) <= CLEAR or min(shares) >= 1 - LITTLE:
             mean_ms = sum(took_ms) / FEW
-            faster = True if max(shares) <= CLEAR else None
+            faster = True if self.free or max(shares) <= CLEAR else None
             self._conclude(Compared(mean_ms + sum(saved_ms) / FEW, mean_ms, FEW, faster), ", as foretold")
             self.predicted = True
 

@@ -59,8 +59,7 @@ class HostCompute:
         self._device = math[0].codec.device
         self._settings = MissSettings()
         self._kernels: ExpertKernels | None = None
-        self.team: Background | None = None
-        """Its threads; None where it has none."""
+        self.team: Background | None = None  # its threads; None where it has none
         self._steps: dict[int, HostSteps] = {}
         self._posted: HostSteps | None = None
         self._borrowed: dict[int, torch.Tensor] = {}
@@ -68,6 +67,7 @@ class HostCompute:
         self._began_s, self._hand_s, self._here = 0.0, 0.0, 0
         self.say: Callable[[str], None] = lambda text: None
         self.failed = ""  # why it is not used any more
+        self.computing = 1  # threads of this processor that compute for the device
         self.costs: PlacementCosts | None = None
         """What decides with `measured`; None until that was chosen."""
         self.throttle = Throttle("computing on the host", foretells=True)
@@ -114,7 +114,8 @@ class HostCompute:
         self._settings = new
         if new.placement != "wait" and not self.failed and (why := self.objection()):
             self._fail(f"miss_placement {new.placement} is not used: {why}")
-        wanted = min(new.host_threads, most_threads()) if self.active and self._kernels is not None else 0
+        free = max(0, most_threads() + 1 - self.computing)
+        wanted = min(new.host_threads, free) if self.active and self._kernels is not None else 0
         if wanted != self.threads:
             self.close()
             self.team = Background(wanted) if wanted else None
@@ -122,6 +123,7 @@ class HostCompute:
         self.costs = PlacementCosts(self._measured()) if decides else None
         if self.costs is not None and not self.costs.costs.threads:
             self.close()
+        self.throttle.free = self.costs is not None and self.costs.alike
 
     def _measured(self) -> Costs:
         trial = LayerTrial(self, self._math[0], self._expert_cache, self._store)

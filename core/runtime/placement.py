@@ -21,12 +21,17 @@ class PlacementCosts:
         self._saved_s = 0.0
         log.info("Measured for the placement of missing experts: %s.", costs)
 
+    @property
+    def alike(self) -> bool:
+        """Whether the computing threads compute missing experts as they do residents, so that none has to wait."""
+        return not self.costs.threads and not self.costs.gpu
+
     def choose(self, layer: Layer, copy_s: float, *, weigh: bool = False) -> int:
         """How many of a layer's missing experts the host computes. `copy_s`: of one expert now, 0 = not known. One, now
         and then, where it is to compute none: what it takes is not known otherwise. `weigh`: what it saves counts."""
         if copy_s and copy_s != self.costs.copy_s:
             self.costs.copy_s = copy_s
-        found = to_host(self.costs, layer)
+        found = layer.misses if self.alike else to_host(self.costs, layer)
         if weigh and found:
             self._saved_s += layer_s(self.costs, layer, 0) - layer_s(self.costs, layer, found)
         self._idle = 0 if found else self._idle + 1

@@ -35,10 +35,9 @@ class MissSettings:
     host_threads: Annotated[
         int,
         Param(
-            "Threads of their own that compute missing experts in host memory. More than leave the computing thread a "
-            "processor count as that many. 0: the computing thread does it itself, together with the resident ones on "
-            "a CPU, and on a GPU while that computes these. On a CPU measured and auto use them only where that is "
-            "measured to be faster.",
+            "Threads of their own that compute missing experts in host memory. More than leave the computing threads a "
+            "processor each count as that many: none on a CPU that computes with all of them. 0: the computing threads "
+            "do it themselves, together with the resident ones on a CPU, and on a GPU while that computes these.",
             title="Host threads",
             low=0,
             high=MOST_THREADS,

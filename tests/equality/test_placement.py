@@ -156,6 +156,7 @@ def test_automatic_placement_is_measured_where_it_can_be(engine: Engine, monkeyp
 def test_measured_placement_takes_turns_with_waiting(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in {"FEWEST": 1, "LEAD": 0, "LEARNING": 0, "BLOCK": 2, "MOST": 2, "SURE": 1e9}.items():
         monkeypatch.setattr(f"core.policy.comparison.{name}", value)
+    monkeypatch.setattr(PlacementCosts, "alike", False)  # as with threads of their own
     for name, number in {"REST": 3, "CLEAR": 0.0}.items():
         monkeypatch.setattr(f"core.policy.throttle.{name}", number)
     emptied(engine, budget="25%", miss_placement="measured", link_gbps=0.001)

@@ -33,6 +33,12 @@ def test_the_computing_thread_computes_both_alike() -> None:
     assert kept.costs.host_s == kept.costs.device_s > 0.0002
 
 
+def test_where_both_are_computed_alike_no_expert_waits() -> None:
+    kept = PlacementCosts(Costs(1e-9, 0.0, 0.0002, 0.0002, 0.0, 0.0002, threads=0, gpu=False))
+    assert kept.alike and kept.choose(Layer(4, 8), 0.0) == 8
+    assert not PlacementCosts(COSTS).alike
+
+
 def test_a_slower_link_sends_more_to_the_host() -> None:
     kept = PlacementCosts(COSTS)
     counts = [kept.choose(Layer(4, 8), copy_s) for copy_s in (0.00001, 0.0004, 0.01)]

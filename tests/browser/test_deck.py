@@ -100,6 +100,9 @@ def test_paused_the_key_figures_are_those_of_the_pass_that_is_pointed_at(deck: D
 
     page.focus(".deck canvas[data-c=tpot]")
     page.keyboard.press("ArrowRight")
+    for _ in range(40):  # a prompt's pass is told in other words
+        if "prefill" in deck.text("[data-k=tok-sub]"):
+            page.keyboard.press("ArrowRight")
     told = str(page.evaluate("document.querySelector('[data-k=say]').textContent")).splitlines()
     now = figures()
     assert told[0].lower() == now["tok-sub"] != shown["tok-sub"]

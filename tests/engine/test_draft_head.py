@@ -14,6 +14,7 @@ import torch
 
 from core.capacity.plan import plan
 from core.engine import Engine
+from core.engine.draft_lookup import Guess, Lookup
 from core.engine.drafter import HEAD_MATCHED
 from core.importing import import_model
 from core.runtime import draft_head
@@ -216,9 +217,10 @@ def test_its_experts_are_counted_apart(engine: Engine) -> None:
     assert not any(plain.stats.more[name] for name in more if name.startswith("draft"))
 
 
-def test_the_better_source_is_asked(engine: Engine) -> None:
-    """A text that repeats itself has guesses of both kinds; where the gates say that one is worth more, it is asked."""
+def test_the_better_source_is_asked(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where there are guesses of both kinds, and the gates say that one is worth more, it is asked."""
     drafter, prompt = engine.parts.drafter, Ids([7, 8, 9, 60, 61, 62] * 6)
+    monkeypatch.setattr(Lookup, "guess", lambda self, ids, most: Guess([7, 8][:most], 4) if most > 0 else None)
     for ahead, other in ((drafter.gate, drafter.head_gate), (drafter.head_gate, drafter.gate)):
         engine.change({"drafts": "auto"})
         ahead.fixed, other.fixed = 2, None

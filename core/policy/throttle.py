@@ -44,7 +44,7 @@ class Throttle:
 
     def __init__(self, what: str = "prefetching", *, foretells: bool = False) -> None:
         self._what, self._foretells = what, foretells
-        self.free = False  # it is never slower, by what it does: it goes on, whatever is foretold
+        self.free = False  # by its costs it is never slower: it goes on uncompared, whatever is foretold
         self.after: Throttle | None = None  # what is compared first, as it saves the same waiting
         self.say: Callable[[str], None] = lambda text: None
         self.enabled = False

@@ -93,7 +93,6 @@ class Run:
         """An engine. The first one of a run is in the head of the result. `endless`: answers end at their limit only,
         so that all have the same number of tokens."""
         self.say(f"loading {Path(model).name}")
-        torch.set_num_threads(self.threads)  # one that is loaded already computes with fewer, beside its own
         engine = Engine.load(LoadSpec.checked(model, Settings(dict(settings)), **load))
         try:
             if endless:

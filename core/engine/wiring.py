@@ -254,4 +254,5 @@ def _timed(loaded: LoadedModel, passes: PassWiring, memory: MemoryParts, recorde
         arithmetic = "fast" if hooked.program is not None else "fast_experts" if kernels else "reference"
         threads.use("decode")
         memory.link.layer_ms = layer_ms(plan, loaded.model_hash, arithmetic, lambda: time_one() / loaded.shape.layers)
+        threads.rest()
     return threads

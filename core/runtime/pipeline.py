@@ -133,4 +133,4 @@ class Pipeline:
     def end(self) -> None:
         """Also after a pass that was aborted: ends its leases, and frees the threads for other work."""
         self.step.expert_cache.abandon()
-        self.threads.use("prefill")
+        self.threads.rest()

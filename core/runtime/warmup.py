@@ -43,20 +43,26 @@ class Threads:
 
     def __init__(self, token: Split | None = None, short: int = SHORT, *, own: bool = False) -> None:
         """A prompt of up to `short` tokens is a short one. `own`: all of a pass is computed by threads of our own."""
-        most = torch.get_num_threads()
+        self._most = most = torch.get_num_threads()
         self.token = token or Split(most)
-        self._most, self._prompt = short, Split(1, most) if own else Split(most, TORCHS)
+        self._short_tokens, self._prompt = short, Split(1, most) if own else Split(most, TORCHS)
         self._short = self._prompt if own else Split(1, most) if self.token.coded > 1 and not entry() else self._prompt
 
     def use(self, phase: Phase, tokens: int = 0) -> None:
         """Set the calling thread's thread counts for a pass over `tokens` tokens, by default for one token or a long
         prompt. Tokens of several sequences are computed as those of a prompt are."""
         watch.computing()
-        prompt = self._short if 0 < tokens <= self._most else self._prompt
+        prompt = self._short if 0 < tokens <= self._short_tokens else self._prompt
         wanted = self.token if phase == "decode" and tokens <= 1 else prompt
         if torch.get_num_threads() != wanted.plain:
             torch.set_num_threads(wanted.plain)
         share(wanted.coded)
+
+    def rest(self) -> None:
+        """Give torch back the threads that it had: between answers they are those of whatever else this process
+        computes, above all of the next model's load, which chooses among them."""
+        torch.set_num_threads(self._most)
+        share(1)
 
 
 def choose_threads(

@@ -15,7 +15,7 @@ from core.settings.config import Settings
 from core.settings.loading import LoadSpec
 from core.settings.migration import migrated
 from core.settings.param import Value, declared
-from core.settings.presets import FIRST, preset
+from core.settings.presets import FIRST, PRESETS, preset
 from core.settings.sampling import Sampling
 
 AUTO, KNOBS = "auto", ("budget", "eviction")  # store key; settings that Auto chooses until one is changed by hand
@@ -72,17 +72,22 @@ class Remembered:
     def settings(self) -> Settings:
         """The live settings of the last start; before any, those that choose for themselves."""
         kept: Mapping[str, Value] | None = self._db.get("settings")
-        return Settings(preset(FIRST).values) if kept is None else self._settings(kept)
+        return Settings(preset(FIRST).values) if kept is None else self._settings(kept, self.preset)
 
     @staticmethod
-    def _settings(kept: Mapping[str, Value]) -> Settings:
-        settings = Settings()
-        for name, value in migrated(kept).items():
+    def _settings(kept: Mapping[str, Value], chosen: str) -> Settings:
+        """What was kept. Settings that are newer than it are as in the preset that was chosen, if all else is, but for
+        the KNOBS."""
+        settings, known = Settings(), migrated(kept)
+        for name, value in known.items():
             try:
                 settings = settings.with_({name: value})
             except (SettingError, TypeError, ValueError) as error:
                 log.warning("forgot a setting of an earlier version: %s", error)
-        return settings
+        wanted = next((one.values for one in PRESETS if one.name == chosen), {})
+        newer = {name: value for name, value in wanted.items() if name not in known}
+        as_chosen = all(settings[name] == value for name, value in wanted.items() if name not in {*KNOBS, *newer})
+        return settings.with_(newer) if as_chosen else settings
 
     @property
     def auto(self) -> frozenset[str]:
@@ -116,7 +121,7 @@ class Remembered:
         """How a model was loaded and set the last time; None before the first."""
 
         def read(kept: Any) -> Start:
-            settings = self._settings(kept["settings"])
+            settings = self._settings(kept["settings"], str(kept["preset"]))
             auto = frozenset(map(str, kept["auto"])) & {*KNOBS}
             return Start(self._spec(kept["spec"], settings), auto, str(kept["preset"]), own=True)
 

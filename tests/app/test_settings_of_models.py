@@ -12,7 +12,9 @@ from app.services.remembered import KNOBS
 from app.ui.event_data import BudgetPicked
 from app.ui.sidebar import CacheSection
 from app.ui.sidebar.model import CHOICES, ModelSection
+from core.settings.config import Settings
 from core.settings.loading import LoadSpec
+from core.settings.presets import preset
 from tests.app.conftest import WAIT_S, open_host, page
 
 
@@ -65,6 +67,26 @@ def test_they_are_there_after_a_restart(tmp_path: Path, two: Host) -> None:
         assert now(host)[0] == "40%", "the loaded model keeps its own"
         load(host, "b")
         assert now(host) == OF_B
+
+
+@pytest.mark.parametrize("other", [{}, {"eviction": "lfu"}, {"prefetch_auto": False}], ids=["same", "policy", "hand"])
+def test_settings_that_joined_the_preset_since_are_as_in_it_where_all_else_is(
+    tmp_path: Path, other: dict[str, object]
+) -> None:
+    """Kept by a version that had neither drafts nor missing experts computed where they lie."""
+    known, joined = Settings({**preset("auto").values, **other}), ("drafts", "miss_placement")
+    older = {name: value for name, value in known.items() if name not in joined}
+    with closing(open_host(tmp_path, loaded=False)) as host:
+        host.remembered.put("settings", older)
+        host.remembered.put("model a", {"settings": older, "auto": [], "spec": {"model": "a"}, "preset": "auto"})
+    with closing(open_host(tmp_path, loaded=False)) as host:
+        start = host.remembered.of("a")
+        assert start is not None
+        for found in (host.remembered.settings(), start.spec.settings):
+            assert all(found[name] == value for name, value in older.items())
+            assert [found[name] for name in joined] == (
+                ["off", "wait"] if "prefetch_auto" in other else ["auto", "auto"]
+            )
 
 
 def test_one_that_is_damaged_or_of_another_version_is_forgotten(two: Host) -> None:

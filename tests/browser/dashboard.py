@@ -78,6 +78,19 @@ class Dashboard:
         )
         return self.settled()
 
+    def load_anew(self) -> None:
+        """Unload the demo model and load it again."""
+        self.page.click("#unload")
+        self.wait_text("#model-status", "No model loaded")
+        self.page.wait_for_function("document.querySelector('.deck').dataset.state === 'empty'")
+        self.page.wait_for_function("document.querySelector('#send').disabled")
+        self.wait_text("#chat-empty", "Load a model to begin")
+        self.page.click("#load")
+        self.page.wait_for_function("document.body.dataset.host === 'ready'")
+        self.settled()
+        self.page.wait_for_function("document.querySelector('.deck').dataset.state === 'live'")
+        self.wait_text("#model-status", "Demo model")
+
     # -- chat --------------------------------------------------------------------------------------------------------
 
     def ask(self, text: str) -> Dashboard:

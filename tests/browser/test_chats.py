@@ -9,18 +9,8 @@ from typing import Any
 import pytest
 
 from tests.browser.conftest import Open, Server
-from tests.browser.dashboard import FITS, SIZES, Dashboard
+from tests.browser.dashboard import Dashboard
 from tests.browser.lengths import say
-
-SMALL = """() => [...document.querySelectorAll('#chat-column :is(button, summary), #chat-list-column button')]
-    .filter((e) => e.offsetParent && getComputedStyle(e).visibility === 'visible')
-    .map((e) => [e.outerHTML.slice(0, 80), e.getBoundingClientRect()])
-    .filter(([, box]) => box.width < 24 || box.height < 24).map(([html]) => html)"""
-# The message field, or the button that is drawn over by nothing of the chat's head.
-CUT_OFF = """() => [...document.querySelectorAll('#chat-head button, #chat-head summary')].filter((e) => e.offsetParent)
-    .filter((e) => { e.scrollIntoView({ block: "center" }); const box = e.getBoundingClientRect();
-        const seen = document.elementFromPoint(box.x + box.width / 2, box.y + box.height / 2);
-        return box.right > innerWidth || !e.contains(seen); }).map((e) => e.outerHTML.slice(0, 80))"""
 
 
 def users(dashboard: Dashboard) -> list[str]:
@@ -262,41 +252,3 @@ def test_a_model_without_a_chat_template_says_so(open_page: Open, tmp_path: Path
             assert json.loads(reply.read())["messages"][0]["text"].startswith("Once")
     finally:
         server.kill()
-
-
-@pytest.mark.long(0.1)
-def test_nothing_of_the_chat_is_cut_off_or_too_small(dashboard: Dashboard) -> None:
-    whole(dashboard)
-    dashboard.page.click("button[data-chats]")
-    dashboard.page.wait_for_selector("#chat-list", state="hidden")
-
-
-@pytest.mark.long(0.1)  # the test above, on a usual one
-def test_nothing_of_the_chat_is_cut_off_or_too_small_on_a_large_screen(dashboard: Dashboard) -> None:
-    dashboard.page.set_viewport_size({"width": 1920, "height": SIZES[1920]})
-    try:
-        whole(dashboard, wide=True)
-    finally:
-        dashboard.page.set_viewport_size({"width": 1366, "height": SIZES[1366]})
-
-
-def whole(dashboard: Dashboard, wide: bool = False) -> None:
-    """With much that is wide; the list of chats is beside them without being asked for where there is room (`wide`)."""
-    page = dashboard.page
-    dashboard.ask(
-        say(f"| {'wide ' * 30} | b |\n|---|---|\n| 1 | 2 |\n\n```\n{'x' * 300}\n```\n\n$${'a+' * 200}b$$")
-    ).answered()
-    page.keyboard.press("Alt+r")
-    dashboard.wait_text("#chat", "2 / 2")
-    dashboard.answered()
-    assert page.evaluate(FITS)
-    assert page.evaluate(CUT_OFF) == []
-    sign = "getComputedStyle(document.querySelector('#chat [data-act=copy]'), '::before').borderTopStyle"
-    assert page.evaluate(sign) == "solid", "the copy button's sign is drawn"
-    if wide:
-        page.wait_for_selector("#chat-list li [aria-current]")
-    else:
-        page.wait_for_selector("#chat-list", state="hidden")
-        page.click("button[data-chats]")
-        page.wait_for_selector("#chat-list li [aria-current]")
-    assert page.evaluate(SMALL) == [] and page.evaluate(FITS)

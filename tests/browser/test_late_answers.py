@@ -181,7 +181,7 @@ def test_a_folder_entered_during_a_search_stays(dashboard: Dashboard, tmp_path: 
     page.wait_for_function("!document.querySelector('#models').innerText.includes('Entered')")
 
 
-@pytest.mark.long(0.1)  # test_sidebar.py cancels a load whose answer is not late
+@pytest.mark.long(0.1)  # test_loads.py cancels a load whose answer is not late
 @pytest.mark.skipif(
     os.environ.get("MOESTRO_TEST_ENGINE") == "real", reason="the demo model loads too fast to be cancelled"
 )

@@ -11,7 +11,7 @@ from app.ui.sidebar.preset_menu import LISTS, was
 from core.settings.presets import PRESETS
 from tests.browser.conftest import Open, Pages, Server
 from tests.browser.dashboard import FITS, SIZES, Dashboard
-from tests.browser.test_chats import whole
+from tests.browser.lengths import say
 
 # What is chosen in a menu, or written in a field, and does not fit into it.
 SHORTENED = """[...document.querySelectorAll('textarea, input:not([type=range], [type=checkbox], [type=radio])')]
@@ -20,6 +20,15 @@ SHORTENED = """[...document.querySelectorAll('textarea, input:not([type=range], 
 ON_SCREEN = """['#chat-title b', '#send', '#context .gauge'].every((s) => {
     const box = document.querySelector(s).getBoundingClientRect();
     return box.top >= 0 && box.bottom <= innerHeight && box.right <= innerWidth; })"""
+SMALL = """() => [...document.querySelectorAll('#chat-column :is(button, summary), #chat-list-column button')]
+    .filter((e) => e.offsetParent && getComputedStyle(e).visibility === 'visible')
+    .map((e) => [e.outerHTML.slice(0, 80), e.getBoundingClientRect()])
+    .filter(([, box]) => box.width < 24 || box.height < 24).map(([html]) => html)"""
+# The message field, or the button that is drawn over by nothing of the chat's head.
+CUT_OFF = """() => [...document.querySelectorAll('#chat-head button, #chat-head summary')].filter((e) => e.offsetParent)
+    .filter((e) => { e.scrollIntoView({ block: "center" }); const box = e.getBoundingClientRect();
+        const seen = document.elementFromPoint(box.x + box.width / 2, box.y + box.height / 2);
+        return box.right > innerWidth || !e.contains(seen); }).map((e) => e.outerHTML.slice(0, 80))"""
 
 
 @pytest.mark.long(0.2)
@@ -209,8 +218,8 @@ def test_it_fits_and_is_not_blank(phone: Dashboard, tmp_path: Path) -> None:
     assert phone.page.evaluate("document.querySelector('#load').getBoundingClientRect().right <= 0")
 
 
-@pytest.mark.long(0.1)  # test_chats.py, on a desktop; here every target's size
-def test_nothing_of_the_chat_is_cut_off_or_too_small(phone: Dashboard) -> None:
+@pytest.mark.long(0.1)  # on a desktop below; here every target's size
+def test_nothing_of_the_chat_is_cut_off_or_too_small_on_a_phone(phone: Dashboard) -> None:
     whole(phone)
     assert phone.page.evaluate(OVERLAPS) == []
     phone.page.click("button[data-chats]")
@@ -230,3 +239,41 @@ def test_every_target_is_large_enough(phone: Dashboard) -> None:
     assert page.evaluate(SMALL) == []
     page.locator("#mode").get_by_text("Simple", exact=True).click()
     page.locator(".sidebar .toggle-button").click()
+
+
+@pytest.mark.long(0.1)
+def test_nothing_of_the_chat_is_cut_off_or_too_small(dashboard: Dashboard) -> None:
+    whole(dashboard)
+    dashboard.page.click("button[data-chats]")
+    dashboard.page.wait_for_selector("#chat-list", state="hidden")
+
+
+@pytest.mark.long(0.1)  # the test above, on a usual one
+def test_nothing_of_the_chat_is_cut_off_or_too_small_on_a_large_screen(dashboard: Dashboard) -> None:
+    dashboard.page.set_viewport_size({"width": 1920, "height": SIZES[1920]})
+    try:
+        whole(dashboard, wide=True)
+    finally:
+        dashboard.page.set_viewport_size({"width": 1366, "height": SIZES[1366]})
+
+
+def whole(dashboard: Dashboard, wide: bool = False) -> None:
+    """With much that is wide; the list of chats is beside them without being asked for where there is room (`wide`)."""
+    page = dashboard.page
+    dashboard.ask(
+        say(f"| {'wide ' * 30} | b |\n|---|---|\n| 1 | 2 |\n\n```\n{'x' * 300}\n```\n\n$${'a+' * 200}b$$")
+    ).answered()
+    page.keyboard.press("Alt+r")
+    dashboard.wait_text("#chat", "2 / 2")
+    dashboard.answered()
+    assert page.evaluate(FITS)
+    assert page.evaluate(CUT_OFF) == []
+    sign = "getComputedStyle(document.querySelector('#chat [data-act=copy]'), '::before').borderTopStyle"
+    assert page.evaluate(sign) == "solid", "the copy button's sign is drawn"
+    if wide:
+        page.wait_for_selector("#chat-list li [aria-current]")
+    else:
+        page.wait_for_selector("#chat-list", state="hidden")
+        page.click("button[data-chats]")
+        page.wait_for_selector("#chat-list li [aria-current]")
+    assert page.evaluate(SMALL) == [] and page.evaluate(FITS)

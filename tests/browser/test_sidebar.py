@@ -1,6 +1,5 @@
-"""The sidebar: load and unload, the fit estimate, every live control while tokens stream, errors in words."""
+"""The sidebar: every live control while tokens stream, presets, pins, search, focus, errors in words."""
 
-import os
 from pathlib import Path
 
 import pytest
@@ -12,43 +11,13 @@ from tests.browser.dashboard import Dashboard
 from tests.selection import layered
 
 
-def _load_anew(dashboard: Dashboard) -> None:
-    dashboard.page.click("#unload")
-    dashboard.wait_text("#model-status", "No model loaded")
-    dashboard.page.wait_for_function("document.querySelector('.deck').dataset.state === 'empty'")
-    dashboard.page.wait_for_function("document.querySelector('#send').disabled")
-    dashboard.wait_text("#chat-empty", "Load a model to begin")
-    dashboard.page.click("#load")
-    dashboard.page.wait_for_function("document.body.dataset.host === 'ready'")
-    dashboard.settled()
-    dashboard.page.wait_for_function("document.querySelector('.deck').dataset.state === 'live'")
-    dashboard.wait_text("#model-status", "Demo model")
-
-
-@pytest.mark.long(0.1)  # tests/app/test_loading.py has the progress of a load and its end; loads are in test_library.py
-@pytest.mark.skipif(
-    os.environ.get("MOESTRO_TEST_ENGINE") == "real", reason="the demo model loads too fast to be cancelled"
-)
-def test_a_long_load_shows_progress_and_can_be_cancelled(dashboard: Dashboard) -> None:
-    page = dashboard.page
-    dashboard.choose("set-format", "int4-g64")
-    page.click("#load")
-    page.wait_for_function("+document.querySelector('#load-progress [role=progressbar]').ariaValueNow > 0")
-    dashboard.wait_text("#load-progress", "Packing experts")
-    page.click("#cancel-load")
-    dashboard.wait_text("#model-alert", "Cancelled")
-    dashboard.settled().wait_text("#model-status", "checkpoint")
-    dashboard.ask("Still here?").streaming()
-    dashboard.choose("set-format", "checkpoint")  # or the next load takes as long
-
-
 @pytest.mark.parametrize("every", layered((False, True), quick=lambda every: not every), ids=["some", "every"])
 def test_every_live_control_moves_its_setting_while_tokens_stream(dashboard: Dashboard, every: bool) -> None:
     """One control of each kind: a slider, a menu, a variant with knobs of its own and one that needs a profile, a
     box. Text fields are those of pins, below. Or `every` one, but settings of experts in blocks, which are not shown
     for whole ones (test_split.py), and those of a GPU on a CPU."""
     if every:
-        _load_anew(dashboard)  # the deck keeps the last 200 marks of a load, and here they are counted
+        dashboard.load_anew()  # the deck keeps the last 200 marks of a load, and here they are counted
     dashboard.advanced()
     dashboard.ask("Turn everything").streaming()
     known = params()
@@ -139,85 +108,6 @@ def test_what_prefetchers_share_shows_for_those_that_use_it_and_keeps_its_value(
     dashboard.expect_mark(lambda: dashboard.slide("set-predictor-width", 0), "predictor.width")
     dashboard.choose("set-predictor", "None")
     page.wait_for_selector("#set-predictor-width", state="hidden")
-
-
-@pytest.mark.long(0.1)  # tests/app/test_words.py has what the card says and suggests; a budget is typed above
-def test_the_card_tells_the_speed_to_expect_and_the_suggested_budget_is_one_click(dashboard: Dashboard) -> None:
-    page = dashboard.page
-    dashboard.slide("set-budget", 50)
-    dashboard.wait_text("#fit", "50\u00a0% of experts")
-    dashboard.wait_text("#fit", "suggested budget")
-    assert page.get_attribute("#fit .fit", "data-loaded") == "1" and not page.is_visible("#fit .fit > ul")
-    for text in ("Expected", "tok/s"):
-        assert text in dashboard.text("#fit")
-    basis = str(page.get_attribute("#fit .expect", "title"))
-    assert basis
-    assert basis[1:] in dashboard.text("#fit .basis"), "what it rests on is in small print, too"
-    suggested = str(page.get_attribute("#fit [data-budget]", "data-budget"))
-    page.click("#fit [data-budget]")
-    page.wait_for_function("!document.querySelector('#fit [data-budget]')")
-    page.wait_for_function(
-        "text => document.querySelector('#set-budget-text').querySelector('input, textarea').value === text",
-        arg=suggested,
-    )
-    assert dashboard.marks()[-1].endswith(suggested)
-    dashboard.slide("set-budget", 50)
-    dashboard.wait_text("#fit", "suggested budget")
-
-
-@pytest.mark.long(0.1)  # tests/app/test_own_answers.py; other redraws are above
-def test_the_estimate_goes_by_answers_as_soon_as_they_have_ended(dashboard: Dashboard) -> None:
-    """Without another look at the settings, or a reload."""
-    dashboard.type_in("set-budget-text", "41%")  # a configuration that was not used yet
-    dashboard.wait_text("#fit", "41")
-    assert "Measured" not in dashboard.text("#fit")
-    dashboard.ask("a while, in 40 words").answered()
-    dashboard.wait_text("#fit", "Measured: the last")
-
-
-@pytest.mark.long(0.1)
-@pytest.mark.skipif(os.environ.get("MOESTRO_TEST_ENGINE") == "real", reason="what is tight depends on the machine")
-def test_a_warning_can_be_overridden_and_a_hard_problem_cannot(dashboard: Dashboard) -> None:
-    dashboard.slide("set-budget", 95)
-    dashboard.wait_text("#fit", "You can load it anyway")
-    dashboard.load().wait_text("#model-status", "Demo model")
-    dashboard.page.wait_for_function("!document.querySelector('#model-alert .notice')")
-    dashboard.slide("set-budget", 20)
-    dashboard.wait_text("#fit", "Does not fit")
-    dashboard.insist("#load", "#model-alert", "short")  # a click before the last one was answered is dropped
-    dashboard.slide("set-budget", 50)
-    dashboard.wait_text("#fit", "Fits")
-
-
-def test_a_budget_can_be_typed_and_a_bad_one_is_explained(dashboard: Dashboard) -> None:
-    dashboard.advanced()
-    box = dashboard.page.locator("#set-budget-text").get_by_role("textbox")
-    box.fill("lots")
-    box.press("Enter")
-    dashboard.wait_text("#cache-alert", "not understood")
-    dashboard.page.wait_for_function(
-        "document.querySelector('#set-budget-text textarea, #set-budget-text input').value !== 'lots'"
-    )
-    box.fill("45%")
-    box.press("Enter")
-    dashboard.page.wait_for_function("document.querySelector('#set-budget input[type=range]').value === '45'")
-    dashboard.page.wait_for_function("!document.querySelector('#cache-alert .notice')")
-
-
-@pytest.mark.long(0.1)  # tests/app/test_loading.py keeps the old model; the test of pins shows an alert
-def test_a_bad_model_path_is_a_clear_error_and_changes_nothing(dashboard: Dashboard, tmp_path: Path) -> None:
-    box = dashboard.page.locator("#model input")
-    box.fill(str(tmp_path / "nothing-here"))
-    box.press("Enter")
-    dashboard.wait_text("#fit", "Cannot be loaded")
-    dashboard.page.click("#load")
-    dashboard.wait_text("#model-alert", "nothing-here")
-    dashboard.wait_text("#model-status", "Demo model")
-    assert dashboard.health()["model"] == "demo"
-    assert "Traceback" not in dashboard.text("body")
-    box.fill("demo")
-    box.press("Enter")
-    dashboard.wait_text("#fit", "Fits")
 
 
 def test_menus_close_as_the_focus_leaves_which_is_never_lost(dashboard: Dashboard, tmp_path: Path) -> None:

@@ -11,13 +11,9 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 
 from core.engine import Engine
 from core.engine.batch_request import BatchRequest
-from core.engine.draft_gate import CREDIT, LEAST, LOSS, MOST, DraftGate
-from core.engine.draft_lookup import LONGEST, PLACES, SHORTEST, Lookup
 from core.settings.sampling import Sampling
 from core.system.native.compile import widths
 from core.types import Ids
@@ -246,66 +242,3 @@ def test_where_it_cannot_it_says_why(arch: str, arithmetic: str, why: str, tmp_p
 
 
 # ---------------------------------------------------------------------- guesses
-
-
-@given(st.lists(st.integers(0, 3), max_size=60), st.integers(0, 9), st.integers(1, 5))
-def test_a_guess_is_what_followed_the_longest_match(ids: list[int], most: int, step: int) -> None:
-    lookup = Lookup()
-    for end in [*range(0, len(ids), step), len(ids)]:
-        found = lookup.guess(ids[:end], most)
-    places = [at for at in range(SHORTEST, len(ids)) if ids[at - SHORTEST : at] == ids[-SHORTEST:]][-PLACES:]
-
-    def same(at: int) -> int:
-        return next((n for n in range(min(at, LONGEST)) if ids[at - 1 - n] != ids[-1 - n]), min(at, LONGEST))
-
-    if not places or not most:
-        assert found is None
-        return
-    assert found is not None
-    best = max(same(at) for at in places)
-    assert found.matched == best
-    at, known = max(at for at in places if same(at) == best), list(ids)
-    while len(known) < at + most:
-        known.append(known[at + len(known) - len(ids)])
-    assert found.tokens == known[at : at + most]
-
-
-def simulated(gate: DraftGate, share: float, took: Sequence[float], tokens: int, seed: int = 0) -> tuple[float, int]:
-    """Write so many tokens, of each of which a guess is right with probability `share`; a pass of n rows takes
-    `took[n - 1]` ms, more or less -> its time, and the tokens."""
-    draw, spent, written = random.Random(seed), 0.0, 0
-    while written < tokens:
-        count = gate.choose(40, 8).guesses
-        right = next((n for n in range(count) if draw.random() >= share), count)
-        ms = took[count] * draw.uniform(0.7, 1.3)
-        gate.judged(40, right if count else int(draw.random() < share), min(count, right + 1) or 1)
-        gate.took(count, right, ms)
-        spent, written = spent + ms, written + 1 + right
-    return spent, written
-
-
-@pytest.mark.parametrize(
-    "slope", layered([0.02, 0.2, 0.5, 0.9, 1.3], quick=(0.02, 0.5, 1.3).__contains__, minutes=0.01)
-)
-@pytest.mark.parametrize(
-    "share", layered([0.0, 0.2, 0.5, 0.8, 0.95], quick=(0.0, 0.5, 0.95).__contains__, minutes=0.01)
-)
-def test_the_gate_is_never_much_slower_and_near_the_best(share: float, slope: float) -> None:
-    took = [10.0 * (1 + slope * extra) for extra in range(9)]
-    expected = [sum(share**n for n in range(count + 1)) / took[count] for count in range(9)]
-    speeds = []
-    for seed in range(3):
-        spent, written = simulated(DraftGate(), share, took, 1000, seed)
-        speeds.append(written / spent)
-    speed = sorted(speeds)[1]
-    assert speed >= 0.97 / 10.0
-    assert speed >= 0.88 * max(expected)
-
-
-def test_what_trials_may_cost_is_bounded() -> None:
-    """A gate that knows nothing tries no more than its credit, and what it takes back is a share of the time."""
-    gate, took = DraftGate(), [10.0, *[1000.0] * 8]
-    spent, written = simulated(gate, 0.9, took, 400)
-    assert spent <= 13.0 * written * (1 + LOSS) + 1300.0 + CREDIT * 13.0
-    assert LEAST > 1
-    assert MOST > CREDIT

@@ -25,7 +25,9 @@ from core.runtime.program.experts import ExpertKernels
 from core.runtime.program.feed_forward import Routed
 from core.runtime.program.mixer import Text
 from core.runtime.program.routers import Answers
+from core.runtime.program.texts import texts_of
 
+CPU = torch.device("cpu")
 KEPT, LONG = 16, 64  # kinds of passes whose steps are kept, of up to so many rows; of longer ones the last alone
 
 
@@ -70,23 +72,13 @@ class Program:
         """As `core.runtime.batch.compute` -> logits [keep * shares, V] in fp32. `hits`: where experts may be found
         without `experts`. `embedded` [T, H] takes the place of the tokens' embeddings."""
         form = self.form
-        positions = [share.kv.length + i for share in batch.shares if share.kv for i in range(len(share.tokens))]
-        check(form, batch.tokens, positions)
-        texts = list[Text]()
-        for share in batch.shares:
-            kv, rows = share.kv, len(share.tokens)
-            assert kv is not None, "there is nothing that the tokens follow"
-            kv.whole = False
-            texts.append(Text(kv, kv.memory.allocated(kv, self._parts, rows), rows, min(keep, rows)))
-        built = self._built(texts, hits.routers if hits is not None and len(batch.tokens) == 1 else None)
-        first = self._begin(built, batch.tokens, positions, embedded)
-        logits = torch.empty(len(built.normed), form.head.outputs)
-        built.steps.change(built.logits, [logits.data_ptr()])
-        self._run(built, first, experts, hits)
-        self._latest = built
-        for kv, _, count, _ in texts:
-            kv.memory.grow(kv, count)
-            kv.whole = True
+        with texts_of(form, self._parts, batch, keep, CPU) as (positions, texts):
+            built = self._built(texts, hits.routers if hits is not None and len(batch.tokens) == 1 else None)
+            first = self._begin(built, batch.tokens, positions, embedded)
+            logits = torch.empty(len(built.normed), form.head.outputs)
+            built.steps.change(built.logits, [logits.data_ptr()])
+            self._run(built, first, experts, hits)
+            self._latest = built
         if form.logits_scale != 1:
             logits.mul_(form.logits_scale)
         if form.logits_cap:
@@ -197,12 +189,3 @@ def _computed(built: Built, first: int, end: int | None) -> int:
     """Compute some of the steps -> as `Steps.run`."""
     with acquire_team() as team:
         return built.steps.run(team, first, end)
-
-
-def check(form: Form, tokens: Sequence[int], positions: Sequence[int]) -> None:
-    """Raises IndexError where the tables of embeddings or angles have no such row."""
-    embeddings = form.embedding.weight
-    assert isinstance(embeddings, torch.Tensor)
-    for what, found, end in (("token", tokens, len(embeddings)), ("position", positions, form.context)):
-        if not 0 <= min(found) <= max(found) < end:
-            raise IndexError(f"{what} {min(found)} or {max(found)} is outside of the model's {end}")

@@ -26,7 +26,8 @@ from core.runtime.program.feed_forward import Dense, Routed
 from core.runtime.program.gpu.host_copies import HostCopies
 from core.runtime.program.gpu.layer import Cached, LayerKernels
 from core.runtime.program.mixer import Text
-from core.runtime.program.program import Hits, check
+from core.runtime.program.program import Hits
+from core.runtime.program.texts import texts_of
 from core.runtime.program.weights import NormWeight, Weight
 from core.runtime.sequence_kv import SequenceKV
 
@@ -57,23 +58,10 @@ class GpuProgram:
     @torch.inference_mode()
     def compute(self, batch: Batch, keep: int, experts: Experts, hits: Hits | None = None) -> torch.Tensor:
         """As `core.runtime.batch.compute` -> logits [keep * shares, V] in fp32."""
-        form = self.form
-        positions = [share.kv.length + i for share in batch.shares if share.kv for i in range(len(share.tokens))]
-        check(form, batch.tokens, positions)
-        texts = list[Text]()
-        for share in batch.shares:
-            kv, rows = share.kv, len(share.tokens)
-            assert kv is not None, "there is nothing that the tokens follow"
-            kv.whole = False
-            held = kv.memory.allocated(kv, self._parts, rows, self._device)
-            texts.append(Text(kv, held, rows, min(keep, rows)))
-        told = to_device([*batch.tokens, *positions], self._device, torch.int64)
-        tokens, where = told.split(batch.size)
-        logits = self._pass(texts, tokens, where, experts)
-        for kv, _, count, _ in texts:
-            kv.memory.grow(kv, count)
-            kv.whole = True
-        return logits
+        with texts_of(self.form, self._parts, batch, keep, self._device) as (positions, texts):
+            told = to_device([*batch.tokens, *positions], self._device, torch.int64)
+            tokens, where = told.split(batch.size)
+            return self._pass(texts, tokens, where, experts)
 
     def token(
         self, kv: SequenceKV, token: torch.Tensor, position: torch.Tensor, most: int, experts: Experts

@@ -2,6 +2,8 @@
 
 import ctypes
 import logging
+import os
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -43,6 +45,21 @@ def test_it_is_compiled_once_and_a_damaged_file_once_more(folder: Path, monkeypa
         five.write_bytes(damaged)
         assert number(5) == 5 and five.read_bytes() == whole
     assert len(written) == 5
+
+
+def test_what_nobody_has_used_for_long_is_removed_once_a_process(folder: Path) -> None:
+    folder.mkdir()
+    old = time.time() - kept_code.UNUSED_S - 60
+    unused, partial, other, used = (folder / name for name in ("0" * 64, f"{'1' * 64}.7.partial", "mine", "2" * 64))
+    for file in (unused, partial, other, used):
+        file.write_text("")
+        os.utime(file, None if file == used else (old, old))
+    assert number(5) == 5
+    (five,) = {*folder.iterdir()} - {other, used}
+    os.utime(five, (old, old))
+    assert number(5) == 5 and five.stat().st_mtime > old + 60, "it was used"
+    os.utime(used, (old, old))
+    assert number(6) == 6 and used.exists(), "a later process removes it"
 
 
 def test_a_folder_that_cannot_be_written_is_said_and_nothing_else(tmp_path: Path, folder: Path, caplog: Logged) -> None:

@@ -1,14 +1,21 @@
 """Machine code in a folder: what one process compiled, later ones load, which takes a hundredth of the time.
 
 A file is named by the SHA-256 of all that its code depends on, and begins with that of the code: what is not whole is
-compiled again. Whoever can write into the folder can run code here, as with Python's own compiled modules.
+compiled again. Files that no process has used for two months are removed. Whoever can write into the folder can run
+code here, as with Python's own compiled modules.
 """
 
+import functools
 import logging
 import os
+import time
+from contextlib import suppress
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
+
+UNUSED_S = 60 * 24 * 3600.0  # since a file was written or read
+NAME = 64  # characters of a file's name, the least
 
 log = logging.getLogger("moestro.kernels")
 
@@ -33,7 +40,11 @@ def _read(file: Path) -> bytes | None:
         content = file.read_bytes()
     except OSError:
         return None
-    return content[32:] if sha256(content[32:]).digest() == content[:32] else None
+    if sha256(content[32:]).digest() != content[:32]:
+        return None
+    with suppress(OSError):  # of another user's folder
+        os.utime(file)
+    return content[32:]
 
 
 def _write(file: Path, code: bytes) -> None:
@@ -43,6 +54,16 @@ def _write(file: Path, code: bytes) -> None:
         file.parent.mkdir(parents=True, exist_ok=True)
         partial.write_bytes(sha256(code).digest() + code)
         partial.replace(file)
+        _remove_unused(file.parent)
     except OSError as error:
         log.warning("Compiled kernels are not kept in %s: %s", file.parent, error)
         keep_in(None)
+
+
+@functools.cache
+def _remove_unused(folder: Path) -> None:
+    """Once a process. Other processes may remove the same files."""
+    for file in folder.iterdir():
+        with suppress(OSError):
+            if len(file.name) >= NAME and time.time() - file.stat().st_mtime > UNUSED_S:
+                file.unlink()

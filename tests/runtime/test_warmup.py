@@ -9,16 +9,15 @@ from core.memory.codec.native import threads as native
 from core.runtime import warmup
 from core.runtime.warmup import Split, Threads, choose_threads, short_prompt
 from core.types import ModelShape
+from tests.threads import torch_threads
 
 CPU = torch.device("cpu")
 
 
 @pytest.fixture(autouse=True)
 def four_threads() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(4)
-    yield
-    torch.set_num_threads(before)
+    with torch_threads(4):
+        yield
 
 
 @pytest.mark.parametrize(

@@ -1,8 +1,8 @@
 """Machine code in a folder: what one process compiled, later ones load, which takes a hundredth of the time.
 
 A file is named by the SHA-256 of all that its code depends on, and begins with that of the code: what is not whole is
-compiled again. Files that no process has used for two months are removed. Whoever can write into the folder can run
-code here, as with Python's own compiled modules.
+compiled again. Files that no process has used for two months are removed by the next one that compiles. Whoever can
+write into the folder can run code here, as with Python's own compiled modules.
 """
 
 import functools
@@ -40,11 +40,11 @@ def _read(file: Path) -> bytes | None:
         content = file.read_bytes()
     except OSError:
         return None
-    if sha256(content[32:]).digest() != content[:32]:
+    if sha256(code := content[32:]).digest() != content[:32]:
         return None
-    with suppress(OSError):  # of another user's folder
+    with suppress(OSError):  # a folder of another user's
         os.utime(file)
-    return content[32:]
+    return code
 
 
 def _write(file: Path, code: bytes) -> None:
@@ -62,7 +62,7 @@ def _write(file: Path, code: bytes) -> None:
 
 @functools.cache
 def _remove_unused(folder: Path) -> None:
-    """Once a process. Other processes may remove the same files."""
+    """Once a process. Others may remove the same files, and what is no file of this module stays."""
     for file in folder.iterdir():
         with suppress(OSError):
             if len(file.name) >= NAME and time.time() - file.stat().st_mtime > UNUSED_S:

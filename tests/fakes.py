@@ -110,7 +110,6 @@ class FakeEngine(FakePasses):
         limit: int,
         cancel: threading.Event | None = None,
         *,
-        by_row: bool = False,
         scheduler: Scheduler | None = None,
         pipelined: bool = False,
     ) -> Iterator[BatchPiece]:

@@ -49,7 +49,7 @@ def engine_type() -> type[Engine]:
     """The engine, which keeps what it compiles, times and compares in the user's data folder. Imported here, so that
     no command imports torch before it needs it."""
     from core.engine import Engine, arithmetic, kept_pace
-    from core.memory.codec.native import choice
+    from core.memory.codec.fast import choice
     from core.system.native import kept_code
 
     kept_code.keep_in(data_dir() / KERNELS)

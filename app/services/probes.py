@@ -97,19 +97,23 @@ def paces(file: Path) -> list[dict[str, Any]]:
 
 
 def products(file: Path) -> list[dict[str, Any]]:
-    """Of each kind of product on the CPU the milliseconds of every way by rows, and the way that is taken: as kept in
-    `file` of earlier loads, else timed now for a small expert in two formats."""
+    """Of each kind of product of codes on the CPU the milliseconds of both ways by rows, and the way that is taken: as
+    kept in `file` of earlier loads, else timed now for a small expert."""
     import torch
 
     from core.memory.codec import PartSpec, make_codec
-    from core.memory.codec.kernel_choice import choose
-    from core.memory.codec.native import choice
+    from core.memory.codec.base import Base
+    from core.memory.codec.fast import choice
+    from core.memory.codec.fast.products import CanonicalProducts, serves
+    from core.memory.codec.matrix import matrix
 
     timed = choice.kept_in(file)
     if not timed:
         specs = {"down_proj": PartSpec(TRIED, torch.bfloat16)}
-        for name in ("checkpoint", "int4-g64"):
-            choose(make_codec(name, specs=specs, dtype=torch.bfloat16, device=torch.device("cpu")))
+        codec = make_codec("int4-g64", specs=specs, dtype=torch.bfloat16, device=torch.device("cpu"))
+        assert isinstance(codec, Base)
+        if serves(one := matrix(codec, "down_proj")):
+            CanonicalProducts(one, torch.bfloat16).choose(torch.get_num_threads())
         timed = choice.known()
     return [
         {

@@ -72,7 +72,7 @@ class FixedThreads(Threads):
 
     def use(self, phase: Phase, tokens: int = 0) -> None:
         torch.set_num_threads(self.token.plain)
-        share(self.token.coded)
+        share(self.token.ours)
 
 
 def measure(run: Run, model: str = "demo", prompts: int = 20) -> Result:

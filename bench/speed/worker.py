@@ -30,9 +30,9 @@ def prepare(job: Job) -> Callable[[Job], Job]:
         importlib.import_module(name)
     if "core.engine.engine" in NEEDS[job["kind"]]:
         from core.memory.codec.native.threads import acquire_team
-        from core.system.native.compile import widths
+        from core.system.native.compile import supported
 
-        if widths() and job["kind"] == "moestro":
+        if supported() and job["kind"] == "moestro":
             acquire_team().release()
     run = {"import": import_pack, "moestro": moestro, "fit": fit, "transformers": plain}[job["kind"]]
     return lambda _: run(job)

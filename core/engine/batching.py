@@ -65,7 +65,6 @@ class Batching:
     ) -> None:
         self._loaded, self._pipeline, self._pool, self._trial = loaded, pipeline, pool, trial
         self._passes, self._controller, self._parts, self._requests = passes, controller, parts, requests
-        self._by_row = False
         self.regrouped: deque[Regrouped] = deque(maxlen=SCHEDULED)  # the last times
         self._groups = self._dividing(None, 0, pipelined=False)
 
@@ -75,16 +74,14 @@ class Batching:
         limit: int,
         cancel: threading.Event,
         *,
-        by_row: bool = False,
         scheduler: Scheduler | None = None,
         pipelined: bool = False,
     ) -> Iterator[BatchPiece]:
         """Answer all requests, at most `limit` at a time; the next is taken when there is room, and None means that
         there is none now: the next is tried again after each pass, until nothing runs. When `cancel` is set, the
-        running pass is aborted and all its requests end as cancelled. `by_row`: also a token that is computed alone is
-        computed as it would be among others. With a `scheduler` twice as many are at work, in two batches that it
-        chooses anew for every token; `pipelined` four times as many, as in `core.engine.batch_groups`."""
-        self._by_row = by_row
+        running pass is aborted and all its requests end as cancelled. With a `scheduler` twice as many are at work, in
+        two batches that it chooses anew for every token; `pipelined` four times as many, as in
+        `core.engine.batch_groups`."""
         self.regrouped.clear()
         self._groups = groups = self._dividing(scheduler, limit, pipelined=pipelined)
         source, running, limit, places = iter(requests), list[Running](), groups.places, groups.places
@@ -221,9 +218,7 @@ class Batching:
         """One pass over the next tokens, so many of each; fewer where settings that came since leave less memory."""
         total = work[0][0].sequence.prompt if len(work) == 1 else 0
         before = [one.sequence.computed for one, _ in work]
-        tokens, step = self._passes.run(
-            phase, *[(one.sequence, count) for one, count in work], total=total, by_row=self._by_row
-        )
+        tokens, step = self._passes.run(phase, *[(one.sequence, count) for one, count in work], total=total)
         counts = [one.sequence.computed - held for (one, _), held in zip(work, before, strict=True)]
         if self._groups.follows and (routed := self._parts.recorder.routed):
             for (one, _), row in zip(work, accumulate(counts), strict=True):

@@ -156,7 +156,6 @@ class Engine(EngineFacts):
         limit: int = BATCH,
         cancel: threading.Event | None = None,
         *,
-        by_row: bool = False,
         scheduler: Scheduler | None = None,
         pipelined: bool = False,
     ) -> Iterator[BatchPiece]:
@@ -167,14 +166,13 @@ class Engine(EngineFacts):
         products have other numbers of rows.
 
         Raises BusyError at the first step. A prompt that cannot be answered is told as its piece's `error`. `cancel`
-        stops all before the next MoE layer. `by_row`: also a token that is computed alone is computed as it would be
-        beside others, so that answers hardly depend on what else is asked. With a `scheduler` twice `limit` are at
+        stops all before the next MoE layer. With a `scheduler` twice `limit` are at
         work, in two batches that it regroups for every token (ExpertFlow section 3.3); `pipelined` four times as many,
         of which half are regrouped while the others are computed.
         """
         with self.access.owned("The model is answering a batch. Wait for it, or stop it."):
             yield from self.batching.run(
-                requests, limit, cancel or threading.Event(), by_row=by_row, scheduler=scheduler, pipelined=pipelined
+                requests, limit, cancel or threading.Event(), scheduler=scheduler, pipelined=pipelined
             )
 
     @property

@@ -7,8 +7,7 @@ from importlib.metadata import version
 import torch
 
 from core.capacity.plan import Plan
-from core.engine.arithmetic import Arithmetic
-from core.memory.codec.native.choice import VERSION as ARITHMETIC
+from core.engine.arithmetic import VERSION, Arithmetic
 from core.memory.link import Pace
 from core.settings.config import Settings
 
@@ -18,7 +17,7 @@ PACKAGES = ("torch", "transformers", "numpy", "safetensors")
 
 def versions() -> dict[str, str]:
     """Python, the packages whose version can change a figure, and our own arithmetic of products, which can as well."""
-    return {"python": platform.python_version(), **_packages(), "arithmetic": str(ARITHMETIC)}
+    return {"python": platform.python_version(), **_packages(), "arithmetic": str(VERSION)}
 
 
 @cache

@@ -20,6 +20,7 @@ from core.engine.loading import LoadedModel
 from core.errors import BudgetError, ModelError
 from core.hf.hooks import Installed, install
 from core.hf.packed_texts import packing_of
+from core.hf.quantized_linear import coded_layers
 from core.memory.arena import Arena
 from core.memory.transfer import TransferEngine
 from core.policy.allocation.slot_allocation import Placement
@@ -87,7 +88,8 @@ def wire_passes(
     measured = MoEStep(math, expert_cache, transfers, NullSink(expert_cache, transfers))
     dispatch = StepDispatch(measured)
     packing = packing_of(loaded.model, modules[: shape.layers])
-    hooked = HookedModel(loaded.model, loaded.device, dispatch, packing, program, fast, fallback)
+    coded = coded_layers(loaded.model)
+    hooked = HookedModel(loaded.model, loaded.device, dispatch, packing, program, fast, fallback, coded)
     installed = install(loaded.model, loaded.cached_sites, dispatch)
     return PassWiring(arena, expert_cache, math, hooked, measured, installed)
 

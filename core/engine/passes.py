@@ -51,25 +51,22 @@ class Passes:
         self._controller.reserve_workspace(self._parts, 0)
 
     @torch.inference_mode()
-    def run(
-        self, phase: Phase, *work: tuple[Sequence, int], total: int = 0, by_row: bool = False
-    ) -> tuple[list[list[int]], StepRecord]:
+    def run(self, phase: Phase, *work: tuple[Sequence, int], total: int = 0) -> tuple[list[list[int]], StepRecord]:
         """Compute the next tokens, so many of each sequence, in one forward pass; draw the token that follows where all
         of a sequence's are computed, and those after it as far as they are the ones of its draft, which only a sequence
-        alone in its pass has. `total` = tokens of a prompt that is read in several passes; `by_row`
-        as in Batch.
+        alone in its pass has. `total` = tokens of a prompt that is read in several passes.
 
         When the device runs out of memory, some slots are freed and the pass is made once more. Raises DeviceFullError
         when that does not help, and DeviceError for other errors that a GPU reports.
         """
         try:
-            return self._once(phase, work, total, by_row)
+            return self._once(phase, work, total)
         except RuntimeError as error:
             lack = self._shortage(error)
         # the error is gone by now, and with it what the frames of the pass held
         self._make_room(work, lack)
         try:
-            return self._once(phase, work, total, by_row)
+            return self._once(phase, work, total)
         except RuntimeError as error:
             raise DeviceFullError(FULL.format(self._shortage(error))) from error
 
@@ -92,7 +89,7 @@ class Passes:
         if not self._controller.make_room(self._parts):
             raise DeviceFullError(FULL.format(lack))
 
-    def _once(self, phase: Phase, work: Work, total: int, by_row: bool) -> tuple[list[list[int]], StepRecord]:
+    def _once(self, phase: Phase, work: Work, total: int) -> tuple[list[list[int]], StepRecord]:
         """One forward pass, as `run` describes it."""
         started_s, parts, device, asked = time.perf_counter(), self._parts, self._loaded.device, len(work)
         self._controller.apply(parts)
@@ -101,7 +98,7 @@ class Passes:
         if phase == "decode" and len(work) == 1:
             parts.drafter.draft(work[0][0], self._drafts_allowed())
         parts.memory.ledger.begin()
-        batch = Batch(phase, tuple([sequence.share(count) for sequence, count in work]), by_row)
+        batch = Batch(phase, tuple([sequence.share(count) for sequence, count in work]))
         self._pipeline.begin(batch)
         held, taken_over = [sequence.computed for sequence, _ in work], sum(sequence.taken_over for sequence, _ in work)
         ahead = [(sequence.request, sequence.ids[sequence.computed + n :][: self.chunk]) for sequence, n in work]

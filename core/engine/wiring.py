@@ -21,13 +21,11 @@ from core.engine.program_trial import CLOSE, CLOSE_FP32, decided
 from core.engine.quality.meter import Meter
 from core.engine.settings_controller import EngineParts, MemoryParts, PredictionParts, SettingsController, begin
 from core.errors import ModelError
-from core.hf.fast_linear import dense_codecs
 from core.hf.hooks import Installed
 from core.hf.norms import find_contexts
 from core.hf.text_to_text import decoder_shape, decoder_sites
 from core.hf.weighing import rules_of
 from core.memory.arena import Arena
-from core.memory.codec.kernel_choice import choose
 from core.memory.link_emulation import LinkEmulation
 from core.memory.transfer import TransferEngine
 from core.policy.eviction import policy_maker
@@ -52,7 +50,7 @@ from core.runtime.recorder import Recorder
 from core.runtime.telemetry import Telemetry
 from core.runtime.token_graph import TokenGraphs
 from core.runtime.trace_capture import TraceCapture
-from core.runtime.warmup import SHORT, Threads, choose_threads, short_prompt, time_pass
+from core.runtime.warmup import Threads, choose_threads, time_pass
 
 log = logging.getLogger("moestro.load")
 Profiles = Callable[[str], Profile | None]
@@ -233,23 +231,18 @@ def _memory(
 
 def _timed(loaded: LoadedModel, passes: PassWiring, memory: MemoryParts, recorder: Recorder) -> Threads:
     """Choose, by timing, the products of this CPU and the number of threads, and the pace of the demo model's link."""
-    plan, model, device = loaded.plan, loaded.model, loaded.device
+    plan, device = loaded.plan, loaded.device
     hooked, math = passes.hooked, passes.math
-    whole = [plan.codec.whole[0]] if plan.codec.whole is not None else []
     kernels = {one.kernels for one in math if isinstance(one, FastMath)}
-    if hooked.program is None and device.type == "cpu":
-        for codec in (*([] if kernels else [plan.codec, *whole]), *dense_codecs(model)):
-            choose(codec)
-    program = hooked.program.products() if hooked.program is not None else ()
-    for products in (*program, *[p for one in kernels for p in (one.up, one.down)]):
+    dense = hooked.program.products() if hooked.program is not None else hooked.coded.products() if kernels else ()
+    for products in (*dense, *[p for one in kernels for p in (one.up, one.down)]):
         products.choose(torch.get_num_threads())
 
     def time_one() -> float:
         return time_pass(hooked.compute, device, memory.pool.chat.fresh(), recorder, plan.context)
 
-    coded = plan.codec.direct or plan.spec.dense != "checkpoint"
-    short = short_prompt(loaded.shape) if plan.codec.direct else SHORT
-    threads, _ = choose_threads(device, plan.spec.threads, coded, time_one, short, own=hooked.program is not None)
+    own = hooked.program is not None
+    threads, _ = choose_threads(device, plan.spec.threads, time_one, ours=bool(kernels), own=own)
     if plan.spec.model == "demo":  # its link is emulated, unless the user wants this machine's own
         arithmetic = "fast" if hooked.program is not None else "fast_experts" if kernels else "reference"
         threads.use("decode")

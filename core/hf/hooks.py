@@ -22,7 +22,6 @@ from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
 from core.errors import ModelError
 from core.hf.discover import ExpertsSite, RouterOutput, read_router
 from core.hf.expert_attributes import ASCENDING
-from core.hf.fast_linear import patch_linears
 from core.hf.fused_rmsnorm import fuse
 from core.hf.own_forward import restore
 from core.hf.rotary import replace
@@ -66,7 +65,7 @@ class Installed:
             if router_observer is not None:
                 hook = _observe(site.index, router_observer)
                 self._handles.append(site.router.register_forward_hook(hook, with_kwargs=True))
-        self._quick = [*fuse(model), *replace(model), *patch_linears(model)]
+        self._quick = [*fuse(model), *replace(model)]
 
     def uninstall(self) -> None:
         """Remove the hooks and restore the model's former experts implementation."""

@@ -1,4 +1,4 @@
-"""Quantised linear layers outside the experts: smaller, and faster where the device multiplies codes directly.
+"""Quantised linear layers outside the experts: smaller, and faster where codes are multiplied directly.
 
 Attention, shared experts, dense feed-forward layers and the output layer are quantised. Embeddings (and an output layer
 that shares their weights), routers, norms and layers that do not fit the format are not. This changes outputs.
@@ -10,7 +10,7 @@ demo model an eighth of the weights of attention are values; in 8 bits they take
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -20,8 +20,10 @@ from torch import nn
 from core.errors import ModelError
 from core.hf.discover import ExpertsSite
 from core.memory.codec import Codec, PartSpec, SlotParts, format_of, make_codec, on_cpu
+from core.memory.codec.fast.products import CanonicalProducts, serves
 from core.memory.codec.grouped import Grouped
 from core.memory.codec.kernels import SlotKernels, available, make_kernels, portable, say_unavailable
+from core.memory.codec.matrix import matrix
 
 WEIGHT, BIAS = "weight", "weight_bias"
 FEW = 8  # rows up to which a GPU computes directly from the codes
@@ -75,7 +77,9 @@ def _codec(
     specs = {WEIGHT: PartSpec((out, columns), dtype)} | ({BIAS: PartSpec((out,), dtype)} if has_bias else {})
     codec = make_codec(format, specs=specs, dtype=dtype, device=device)
     assert isinstance(codec, Grouped)
-    return codec if codec.direct or (device.type == "cuda" and available(device)) else None
+    if device.type == "cuda":
+        return codec if available(device) else None
+    return codec if dtype != torch.float32 and serves(matrix(codec, WEIGHT)) else None
 
 
 def rounded_bytes(layers: Sequence[Linear], format: str, dtype: torch.dtype, device: torch.device) -> tuple[int, int]:
@@ -95,11 +99,38 @@ def rounded_bytes(layers: Sequence[Linear], format: str, dtype: torch.dtype, dev
     )
 
 
+class CodedLayers:
+    """How the quantised layers of a model multiply on a CPU: in the `fast` arithmetic by the canonical product, else by
+    torch's product of the dequantised matrix. They share what it is for their kinds."""
+
+    def __init__(self) -> None:
+        self.fast = False
+        self._of: dict[Grouped, CanonicalProducts] = {}
+
+    def of(self, codec: Grouped) -> CanonicalProducts:
+        """The canonical product of a kind of layer."""
+        if codec not in self._of:
+            self._of[codec] = CanonicalProducts(matrix(codec, WEIGHT), codec.dtype)
+        return self._of[codec]
+
+    def products(self) -> Iterable[CanonicalProducts]:
+        """Those of all kinds that were asked for."""
+        return self._of.values()
+
+
+def coded_layers(model: nn.Module) -> CodedLayers:
+    """What all quantised layers of a model share."""
+    found = (module.shared for module in model.modules() if isinstance(module, QuantizedLinear))
+    return next(found, CodedLayers())
+
+
 class QuantizedLinear(nn.Module):
     """Quantised replacement of an `nn.Linear`."""
 
-    def __init__(self, linear: nn.Linear, codec: Codec) -> None:
+    def __init__(self, linear: nn.Linear, codec: Grouped, shared: CodedLayers | None = None) -> None:
         super().__init__()
+        self.shared = shared or CodedLayers()
+        self._canonical = self.shared.of(codec) if codec.device.type == "cpu" else None
         self.in_features, self.out_features = linear.in_features, linear.out_features
         given = {WEIGHT: linear.weight.detach()} | ({} if linear.bias is None else {BIAS: linear.bias.detach()})
         with torch.inference_mode(False):
@@ -113,19 +144,21 @@ class QuantizedLinear(nn.Module):
         """[..., in] -> [..., out]."""
         if self._kernels is not None and x.numel() <= FEW * self.in_features:
             rows = x.reshape(-1, self.in_features)
-            y = self._kernels.multiply(WEIGHT, [self._raw] * len(rows), rows).view(*x.shape[:-1], self.out_features)
-        else:
-            y = self.codec.linear(self._parts, WEIGHT, x)
-            if self._bias is not None:
-                y.add_(self._bias)
-        return y
+            return self._kernels.multiply(WEIGHT, [self._raw] * len(rows), rows).view(*x.shape[:-1], self.out_features)
+        if self._canonical is None or not self.shared.fast:
+            return self.codec.linear(self._parts, WEIGHT, x, self._bias)
+        y = self._canonical.many(self._parts.at, x)
+        return y if self._bias is None else y.add_(self._bias)
 
     def on_host(self) -> QuantizedLinear:
         """A copy in host memory, which computes there."""
         found = QuantizedLinear.__new__(QuantizedLinear)
         nn.Module.__init__(found)
         found.in_features, found.out_features = self.in_features, self.out_features
-        found.codec, found._raw, found._kernels = on_cpu(self.codec), self._raw.cpu(), None
+        codec = on_cpu(self.codec)
+        assert isinstance(codec, Grouped)
+        found.codec, found._raw, found._kernels = codec, self._raw.cpu(), None
+        found.shared, found._canonical = self.shared, None
         found._parts = found.codec.views(found._raw)
         found._bias = found._parts.plain.get(BIAS)
         return found
@@ -154,13 +187,14 @@ def round_linears(
     model: nn.Module, layers: Sequence[Linear], format: str, dtype: torch.dtype, device: torch.device
 ) -> None:
     """Replace the eligible ones of `layers`, one at a time, so that at most one exists twice in memory."""
+    shared = CodedLayers()
     for layer in layers:
         codec = codec_for(layer, format, dtype, device)
         if codec is not None:
             owner, _, name = layer.name.rpartition(".")
             linear = model.get_submodule(layer.name)
             assert isinstance(linear, nn.Linear)
-            setattr(model.get_submodule(owner), name, QuantizedLinear(linear, codec))
+            setattr(model.get_submodule(owner), name, QuantizedLinear(linear, codec, shared))
 
 
 @torch.inference_mode()

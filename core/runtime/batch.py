@@ -25,12 +25,10 @@ class Share:
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """The shares of one pass. Its rows [T] are those of the first share, then those of the next. `by_row`: a decoded
-    token's experts are computed in the same way whichever others the pass has."""
+    """The shares of one pass. Its rows [T] are those of the first share, then those of the next."""
 
     phase: Phase
     shares: tuple[Share, ...]
-    by_row: bool = False
 
     @property
     def tokens(self) -> list[int]:

@@ -45,7 +45,7 @@ class DeviceStep:
 
     def serves(self, batch: Batch) -> bool:
         """Whether a pass can be computed like this, now: one token, and no prefetch whose layer is still to come."""
-        one_token = batch.phase == "decode" and batch.size == 1 and not batch.by_row
+        one_token = batch.phase == "decode" and batch.size == 1
         return one_token and not self._expert_cache.has_pending_prefetches
 
     @contextmanager

@@ -8,15 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from itertools import groupby
 from typing import Any
 
 import torch
 
 from core.hf.expert_attributes import ASCENDING, IDLE
 from core.memory.arena import Slot
-from core.memory.codec import Codec, SlotParts
-from core.memory.codec.direct import FusedCodec, PlainRows, row_products
+from core.memory.codec import Codec
 from core.memory.codec.kernels import SlotKernels
 from core.memory.codec.plain import Plain
 from core.memory.codec.segments import Segments
@@ -35,14 +33,12 @@ class ExpertMath:
     """The feed-forward of one MoE layer's experts: up (gate and up together), activation, down.
 
     Source: transformers.integrations.moe.grouped_mm_experts_forward, whose results it reproduces. Its products: `token`
-    of one row; `prompt` of many; `decode` of the next tokens of several sequences, each row by itself (None on a GPU,
-    for blocks, and without kernels for this CPU); `blocks` of one row through parts of experts (None for whole ones,
-    and without kernels for a GPU: there experts in blocks are joined first).
+    of one row; `prompt` of many; `blocks` of one row through parts of experts (None for whole ones, and without kernels
+    for a GPU: there experts in blocks are joined first).
     """
 
     token: Product
     prompt: Product
-    decode: Product | None
     blocks: Product | None
 
     def __init__(
@@ -85,7 +81,7 @@ class ExpertMath:
             self.grouped = None
         codec, placed = self.codec, self._placed
         first = partial(resident_first, late_together=codec.device.type == "cuda")
-        self.decode = self.blocks = None
+        self.blocks = None
         if self._joined is not None:
             whole, scratch = self._joined
             self.token, self.prompt = scratch.join(whole.token), scratch.join(whole.prompt)
@@ -97,10 +93,7 @@ class ExpertMath:
         else:
             several = isinstance(codec, Plain) and not placed
             limits = partial(limited, most=ROWS, late=1) if several else partial(limited, together=1, late=1)
-            self.token = Product(self.together if isinstance(codec, FusedCodec) else self.one_by_one, first, placed)
-            self.prompt = Product(self.one_by_one, limits, placed)
-            if (products := row_products(codec) if codec.blocks == 1 else None) is not None:
-                self.decode = Product(partial(self._row_by_row, products), first, rows_at_once=products.at_once)
+            self.token, self.prompt = Product(self.one_by_one, first, placed), Product(self.one_by_one, limits, placed)
 
     # ------------------------------------------------------------------ parts of an expert
 
@@ -119,9 +112,6 @@ class ExpertMath:
         y = self.codec.linear(slot.parts, "down_proj", a)
         return y.add_(slot.parts.plain["down_proj_bias"]) if self.has_bias else y
 
-    def _biased(self, y: torch.Tensor, parts: Sequence[SlotParts], part: str) -> torch.Tensor:
-        return y.add_(torch.stack([one.plain[part + "_bias"] for one in parts])) if self.has_bias else y
-
     # ------------------------------------------------------------------ products, as core.runtime.product.Multiply
 
     def one_by_one(
@@ -134,18 +124,6 @@ class ExpertMath:
         acts = self.activate(torch.cat([self.up(*one) for one in zip(slots, rows, strict=True)]), places)
         return torch.cat([self.down(*one) for one in zip(slots, acts.split(counts or 1), strict=True)])
 
-    def together(
-        self, slots: Sequence[Slot], x: torch.Tensor, counts: Sequence[int] | None = None, places: Places | None = None
-    ) -> torch.Tensor:
-        """One row of each expert, or one for all, in one product by a FusedCodec, which multiplies directly from
-        slots."""
-        if len(slots) == 1:
-            return self.one_by_one(slots, x, counts, places)
-        assert isinstance(self.codec, FusedCodec)
-        parts = [slot.parts for slot in slots]
-        acts = self.activate(self._biased(self.codec.stacked(parts, self.up_name, x), parts, self.up_name), places)
-        return self._biased(self.codec.stacked(parts, "down_proj", acts), parts, "down_proj")
-
     def _by_kernels(
         self, slots: Sequence[Slot], x: torch.Tensor, counts: Sequence[int] | None = None, places: Places | None = None
     ) -> torch.Tensor:
@@ -156,26 +134,6 @@ class ExpertMath:
         if self.grouped.is_plain:
             return self.one_by_one(slots, x, counts, places)
         return self.grouped.many(slots, counts, x)
-
-    def _row_by_row(
-        self,
-        products: FusedCodec | PlainRows,
-        slots: Sequence[Slot],
-        x: torch.Tensor,
-        counts: Sequence[int] | None = None,
-        places: Places | None = None,
-    ) -> torch.Tensor:
-        """Every product's sum is fp32 and rounded once, so that a row's result is the one that it has alone. Experts
-        with as many rows as those before them are multiplied together with them."""
-        if counts is None:
-            x, counts = x.expand(len(slots), -1), [1] * len(slots)
-        runs = [
-            (count, [slot.parts for slot, _ in some])
-            for count, some in groupby(zip(slots, counts, strict=True), lambda one: one[1])
-        ]
-        each = [one for count, parts in runs for one in parts for _ in range(count)] if self.has_bias else []
-        ups = self._biased(products.several(runs, self.up_name, x), each, self.up_name)
-        return self._biased(products.several(runs, "down_proj", self.activate(ups)), each, "down_proj")
 
     def _block_parts(
         self, slots: Sequence[Slot], x: torch.Tensor, counts: Sequence[int] | None = None, places: Places | None = None

@@ -12,7 +12,6 @@ import torch
 
 from core.cache.expert_cache import ExpertCache
 from core.cache.lease import Lease, LeasedSegment
-from core.memory.codec.native.threads import MOST
 from core.memory.transfer import TransferEngine
 from core.policy.predict.base import RouterPlan
 from core.runtime.batch import Batch
@@ -63,13 +62,12 @@ class MoEStep:
     def begin(self, batch: Batch) -> None:
         """A pass begins, all of whose layers are computed alike, until `end`."""
         prefetcher, miss = self.prefetcher, self.miss
-        self._by_row = batch.phase == "decode" and (batch.by_row or len(batch.shares) > 1)
         self._prefetcher = prefetcher if prefetcher is not None and prefetcher.active else None
         self._hearing = self._prefetcher if self._prefetcher is not None and self._prefetcher.hears else None
         self._miss = miss if miss is not None and miss.active else None
         self._host = self.host if self.host is not None and self.host.used else None
         self.routers = self._prefetcher.routers if self._prefetcher is not None else None
-        alone = not (self._on_gpu or (self._by_row and not self._fast) or self._miss is not None)
+        alone = not (self._on_gpu or self._miss is not None)
         whole = batch.size == 1 or not self._idle  # every expert that is chosen is computed
         self._looks_up = alone and whole and self._prefetcher is None
         self._skips = alone and self._prefetcher is not None and self._prefetcher.skips
@@ -82,7 +80,6 @@ class MoEStep:
         if self.host is not None:
             self.host.abandon()
         self._host = None  # what computes missing experts of the pass where they lie
-        self._by_row = False  # the pass computes one token of each sequence, each row by itself
         self._looks_up = False  # the experts may all be hits, and then nothing else is to be done
         self._skips = False  # ... where all that is predicted is there, too
         self.routers = None
@@ -155,8 +152,6 @@ class MoEStep:
     def _product(self, layer: int, routed: Routed) -> Product:
         """How the rows of a layer are computed."""
         math, tokens = self.math[layer], len(routed.chosen)
-        if self._by_row and math.decode is not None and tokens * len(routed.chosen[0]) <= MOST:
-            return math.decode
         if tokens > 1:
             return math.prompt
         return math.token if math.blocks is None or self.expert_cache.keeps_whole else math.blocks

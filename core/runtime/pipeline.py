@@ -4,13 +4,14 @@ prediction, lossy options and recording; measuring runs another, which has none 
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
 from core.hf.discover import ExpertsSite
 from core.hf.packed_texts import AnyPacking
+from core.hf.quantized_linear import CodedLayers
 from core.runtime.batch import Batch, compute
 from core.runtime.device_decode import DeviceDecode
 from core.runtime.moe_step import MoEStep
@@ -73,10 +74,12 @@ class HookedModel:
     )
     fast_experts: bool = False  # the experts are computed in it, with a program or without
     fallback: str = ""  # why there is no program, or not even that, where one was chosen; for the user
+    coded: CodedLayers = field(default_factory=CodedLayers)  # the model's layers that are kept as codes
 
     def compute(self, batch: Batch, keep: int = 1, hits: Hits | None = None) -> torch.Tensor:
         """Compute the batch -> logits [keep, V] of the last rows of each share, one share after the other. `hits` as in
         `Program.compute`."""
+        self.coded.fast = self.fast_experts
         if self.program is not None:
             return self.program.compute(batch, keep, self.dispatch, hits)
         return compute(self.model, self.device, batch, keep, self.packing)

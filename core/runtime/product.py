@@ -36,7 +36,6 @@ class Product:
     batches: Callable[[Sequence[LeasedSegment], Mapping[int, int], int], Batches]
     placed: bool = False  # whether `multiply` needs places
     adds: bool = False  # outputs are of an expert's blocks, in fp32, to be added up
-    rows_at_once: int = 0  # the most rows of one expert that are multiplied together; 0 = all
 
 
 def resident_first(

@@ -11,7 +11,6 @@ import numpy as np
 import torch
 
 from core.cache.lease import LeasedSegment, SkippedRequest
-from core.memory.slot import Slot
 from core.runtime.expert_math import ExpertMath, Tap
 from core.runtime.product import Product
 from core.runtime.row_places import Places
@@ -184,16 +183,12 @@ class _ManyRows:
         batch = [one for one in batch if self.counts[one.expert]]  # the others' triples were all dropped
         if not batch:
             return
-        product, at_once = self._product, self._product.rows_at_once
         experts = [*dict.fromkeys([one.expert for one in batch])]
         slots, counts = [slot for one in batch for slot in one.slots], [self.counts[expert] for expert in experts]
         rows, triples = [self._rows[expert] for expert in experts], [self._triples[expert] for expert in experts]
-        if at_once:
-            slots, counts, parts = _runs(slots, counts, at_once)
-            rows, triples = [rows[at][some] for at, some in parts], [triples[at][some] for at, some in parts]
         x = self._hidden.index_select(0, _joined(rows))
-        places = self._consecutive(experts) if product.placed else None
-        self._out.index_copy_(0, _joined(triples), product.multiply(slots, x, counts, places))
+        places = self._consecutive(experts) if self._product.placed else None
+        self._out.index_copy_(0, _joined(triples), self._product.multiply(slots, x, counts, places))
 
     def _consecutive(self, experts: Sequence[int]) -> Places:
         """Where the rows of an expert are among all triples, sorted by expert."""
@@ -214,20 +209,6 @@ def _counts(ids: torch.Tensor, chosen: Sequence[Sequence[int]], last: int) -> li
         of = np.array(chosen, np.int64).reshape(-1)
         counts = np.bincount(np.where(of == NOTHING, last, of), minlength=last).tolist()
     return counts
-
-
-def _runs(
-    slots: Sequence[Slot], counts: Sequence[int], at_once: int
-) -> tuple[list[Slot], list[int], list[tuple[int, slice]]]:
-    """The rows of each expert in parts of at most `at_once`, which are multiplied together so that its weights are read
-    once; parts of as many rows follow one another. -> slot, number of rows, and (expert's index, its rows) of each."""
-    parts = [
-        (slot, min(at_once, count - start), (at, slice(start, start + at_once)))
-        for at, (slot, count) in enumerate(zip(slots, counts, strict=True))
-        for start in range(0, count, at_once)
-    ]
-    parts.sort(key=lambda part: -part[1])
-    return [part[0] for part in parts], [part[1] for part in parts], [part[2] for part in parts]
 
 
 def _joined(parts: list[torch.Tensor]) -> torch.Tensor:

@@ -14,23 +14,20 @@ from core.runtime.batch import Batch, Share
 from core.runtime.recorder import Recorder
 from core.runtime.sequence_kv import SequenceKV
 from core.system.native.contention import watch
-from core.system.native.openmp import entry
-from core.types import ModelShape, Phase
+from core.types import Phase
 
 PASSES = 9
 LONGEST_S = 0.5  # time limit per thread count; a slow model is timed over fewer passes
-SHORT = 64  # prompt tokens up to which products with quantised weights take longer than torch's, ...
-SHORT_ROWS = 16  # ... also with as many rows of an expert on average
 WORTH_IT = 0.97  # more threads must be this much faster: the time excludes what they cost the rest of the machine
 
 
 class Split(NamedTuple):
-    """CPU threads for torch's products and for products with quantised weights. Both kinds spin while they wait for
-    work; within a token they alternate within microseconds, so only one of them can have more than one thread. In a
-    prompt torch's threads compute both (`coded` = TORCHS), where they can be had."""
+    """CPU threads for torch's operations and for steps of our own. Both kinds spin while they wait for work; within a
+    token they alternate within microseconds, so only one of them can have more than one thread. In a prompt torch's
+    threads compute both (`ours` = TORCHS), where they can be had."""
 
     plain: int
-    coded: int = 1
+    ours: int = 1
 
     @property
     def most(self) -> int:
@@ -38,25 +35,21 @@ class Split(NamedTuple):
 
 
 class Threads:
-    """CPU threads: `token` to decode, all of them for a prompt. A short prompt spends most time in products with
-    quantised weights."""
+    """CPU threads: `token` to decode, all of them for a prompt."""
 
-    def __init__(self, token: Split | None = None, short: int = SHORT, *, own: bool = False) -> None:
-        """A prompt of up to `short` tokens is a short one. `own`: all of a pass is computed by threads of our own."""
+    def __init__(self, token: Split | None = None, *, own: bool = False) -> None:
+        """`own`: all of a pass is computed by threads of our own."""
         self._most = most = torch.get_num_threads()
-        self.token = token or Split(most)
-        self._short_tokens, self._prompt = short, Split(1, most) if own else Split(most, TORCHS)
-        self._short = self._prompt if own else Split(1, most) if self.token.coded > 1 and not entry() else self._prompt
+        self.token, self._prompt = token or Split(most), Split(1, most) if own else Split(most, TORCHS)
 
     def use(self, phase: Phase, tokens: int = 0) -> None:
         """Set the calling thread's thread counts for a pass over `tokens` tokens, by default for one token or a long
         prompt. Tokens of several sequences are computed as those of a prompt are."""
         watch.computing()
-        prompt = self._short if 0 < tokens <= self._short_tokens else self._prompt
-        wanted = self.token if phase == "decode" and tokens <= 1 else prompt
+        wanted = self.token if phase == "decode" and tokens <= 1 else self._prompt
         if torch.get_num_threads() != wanted.plain:
             torch.set_num_threads(wanted.plain)
-        share(wanted.coded)
+        share(wanted.ours)
 
     def rest(self) -> None:
         """Give torch back the threads that it had: between answers they are those of whatever else this process
@@ -68,37 +61,31 @@ class Threads:
 def choose_threads(
     device: torch.device,
     asked: int,
-    coded: bool,
     time_pass_ms: Callable[[], float],
-    short: int = SHORT,
     *,
+    ours: bool = False,
     own: bool = False,
 ) -> tuple[Threads, float]:
     """Threads for a model, and the milliseconds of a decode pass with them (0 on a GPU, where nothing is timed).
 
-    `asked` = 0 picks the fastest of 1, 2, 4 ... all; `coded` = some products use quantised weights; `short` and `own`
-    as in Threads.
+    `asked` = 0 picks the fastest of 1, 2, 4 ... all; `ours`: some of a pass is computed by threads of our own, `own`:
+    all of it.
     """
     if device.type != "cpu":
         return Threads(), 0.0
     most = torch.get_num_threads()
     best, best_ms = Split(most), float("inf")
     counts = [asked] if asked else sorted({min(2**i, most) for i in range(most.bit_length() + 1)})
-    ways = [[Split(1, n)] if own else [Split(n), Split(1, n)] if coded and n > 1 else [Split(n)] for n in counts]
+    ways = [[Split(1, n)] if own else [Split(n), Split(1, n)] if ours and n > 1 else [Split(n)] for n in counts]
     for split in [way for some in ways for way in some]:
         torch.set_num_threads(split.plain)
-        share(split.coded)
+        share(split.ours)
         pass_ms = time_pass_ms()
         if pass_ms < (WORTH_IT if split.most > best.most else 1.0) * best_ms:
             best, best_ms = split, pass_ms
     torch.set_num_threads(most)
     share(1)
-    return Threads(best, short, own=own), best_ms
-
-
-def short_prompt(shape: ModelShape) -> int:
-    """Tokens of the longest prompt in which quantised experts are multiplied directly from their codes."""
-    return max(SHORT, SHORT_ROWS * shape.experts // shape.top_k)
+    return Threads(best, own=own), best_ms
 
 
 def time_pass(

@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from core.profile.trace.ranking import NONE
-from core.system.native.compile import Function, compiled, widths
+from core.system.native.compile import Function, compiled, supported
 from core.system.native.ir import Code
 
 PIECE = 1000  # tokens read between two questions whether to go on
@@ -27,7 +27,7 @@ Ids = npt.NDArray[np.integer[Any]]
 
 def available() -> bool:
     """Whether native code can be compiled here."""
-    return bool(widths())
+    return supported()
 
 
 class Places(NamedTuple):
@@ -97,7 +97,7 @@ def _logarithms() -> npt.NDArray[np.float64]:
 
 @functools.cache
 def _functions() -> dict[str, Function]:
-    return compiled(_places(), width=widths()[-1])
+    return compiled(_places())
 
 
 def _places() -> Code:

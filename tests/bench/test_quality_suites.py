@@ -9,7 +9,7 @@ from app.ui.tabs.systems_figures import tpot_over_budgets
 from bench.quality import lossy, speculating, systems
 from bench.suites import suite
 from core.settings.presets import PRESETS
-from core.system.native.compile import widths
+from core.system.native.compile import supported
 from tests.bench.tried import calibrated, tried
 
 
@@ -38,10 +38,10 @@ def test_distance() -> None:
     one = tried("distance")
     rows = one.result["rows"]
     assert [(row["format"], row["dense"]) for row in rows] == [("int8", "checkpoint"), ("int8", "int8")]
-    for row in rows if widths() else ():
+    for row in rows if supported() else ():
         assert row["arithmetic"] == "fast" and row["distance"]["tokens"] == one.result["tokens"] == 24
         assert 0 < row["distance"]["kl"] < 0.1
-    if widths():
+    if supported():
         assert rows[0]["fp32"].keys() == {"reference", "fast", "both"} and rows[1]["fp32"] is None
         assert all(0 < kl < 0.1 for kl in rows[0]["fp32"].values())
     assert "int8" in one.text
@@ -52,11 +52,11 @@ def test_invariance() -> None:
     one = tried("invariance")
     fast, reference = (one.result["arithmetics"][name] for name in ("fast", "reference"))
     assert fast["runs"] == reference["runs"] == 16 and fast["logits"] == reference["logits"] > 0
-    if widths():
+    if supported():
         assert fast["arithmetic"] == "fast" and fast["differing"] == 0 < reference["differing"]
     for values in (("budget 25%",), ("threads 1", "threads 2"), ("reuse False", "reuse True")):
         assert sum(fast["of"][value][0] for value in values) == fast["logits"], "each run is in one row"
-    assert f"0 of {fast['logits']:,}" in one.text or not widths()
+    assert f"0 of {fast['logits']:,}" in one.text or not supported()
 
 
 @pytest.mark.long(0.5)

@@ -17,7 +17,7 @@ from bench.speed import share as share_suite
 from bench.suites import GONE, SUITES, suite
 from core.capacity import fit
 from core.errors import BudgetError
-from core.system.native.compile import widths
+from core.system.native.compile import supported
 from tests.bench import other
 from tests.bench.tried import tried
 
@@ -52,7 +52,7 @@ def test_busy() -> None:
     assert one.result["loops"] >= 1 and "endless loops" in one.text
 
 
-@pytest.mark.skipif(not widths(), reason="no kernels for this CPU")
+@pytest.mark.skipif(not supported(), reason="no kernels for this CPU")
 @pytest.mark.long(0.5)
 def test_host() -> None:
     one = tried("host")

@@ -19,10 +19,10 @@ from core.capacity import device as devices
 from core.capacity.plan import plan
 from core.engine import arithmetic, kept_pace
 from core.memory.codec import kernels
-from core.memory.codec.native import choice
+from core.memory.codec.fast import choice
 from core.memory.cuda_driver import CudaDriver, DriverError
 from core.settings.loading import LoadSpec
-from core.system.native.compile import widths
+from core.system.native.compile import supported
 from core.system.nvidia import nvidia_gpus
 from tests import fake_nvml
 
@@ -58,13 +58,13 @@ def test_it_reports_this_machine(capsys: pytest.CaptureFixture[str], tmp_path: P
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.skipif(not widths(), reason="no kernels for this CPU")
+@pytest.mark.skipif(not supported(), reason="no kernels for this CPU")
 def test_it_shows_which_way_of_a_product_is_taken(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cli.main(["doctor"])
-    assert "int4-g64 512 x 512 bfloat16, 16 rows: codes " in capsys.readouterr().out, "timed now, for a small matrix"
-    monkeypatch.setattr(choice, "_choices", {})
+    assert ", 512 x 512, 16 rows: " in capsys.readouterr().out, "timed now, for a small matrix"
+    monkeypatch.setattr(choice, "_timed", {})
     choice.keep_in(tmp_path / PRODUCTS)
     ways = {"codes": lambda rows: None, "torch": lambda rows: None}
     seconds = iter(range(10**6))

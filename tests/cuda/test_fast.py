@@ -22,13 +22,13 @@ from core.runtime.program.gpu.recorder import Recorder
 from core.runtime.program.gpu.rows import GpuMath
 from core.runtime.program.trial import Angles
 from core.runtime.program.weights import NormWeight, Weight
-from core.system.native.compile import widths
+from core.system.native.compile import supported
 from tests.checkpoints import make_checkpoint
 from tests.cuda.conftest import engine_on
 from tests.fake_cuda import FakeCuda
 from tests.tiny_tokenizer import save_tokenizer
 
-pytestmark = pytest.mark.skipif(not widths(), reason="no kernels for this CPU")
+pytestmark = pytest.mark.skipif(not supported(), reason="no kernels for this CPU")
 SETTINGS: Mapping[str, object] = {"budget": "all", "predictor": "none"}
 CONTEXT = 64
 

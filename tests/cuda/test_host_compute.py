@@ -11,14 +11,14 @@ from core.engine import Engine
 from core.errors import HostError
 from core.memory.codec.fast import background
 from core.settings.sampling import Sampling
-from core.system.native.compile import widths
+from core.system.native.compile import supported
 from core.types import Outcome
 from tests.cuda.conftest import engine_on
 from tests.decoded import PROMPT, answer
 from tests.fake_cuda import FakeCuda
 from tests.selection import covering
 
-pytestmark = pytest.mark.skipif(not widths(), reason="no kernels for this CPU")
+pytestmark = pytest.mark.skipif(not supported(), reason="no kernels for this CPU")
 BASE = {"budget": "45%", "predictor": "none", "gpu_decode": "auto"}
 TOKENS = 6
 CLOSE = 0.05  # of the largest logit

@@ -25,13 +25,13 @@ from core.settings.config import Settings
 from core.settings.loading import LoadSpec
 from core.settings.param import declared
 from core.settings.sampling import Sampling
-from core.system.native.compile import widths
+from core.system.native.compile import supported
 from tests.checkpoints import make_checkpoint
 from tests.loaded import unloading
 from tests.logged import Logged
 from tests.tiny_tokenizer import save_tokenizer
 
-pytestmark = pytest.mark.skipif(not widths(), reason="no kernels for this CPU")
+pytestmark = pytest.mark.skipif(not supported(), reason="no kernels for this CPU")
 
 GREEDY = Sampling(max_new_tokens=3, temperature=0.0)
 SMALL = Distance(10, 1e-4, 1e-5, 1e-3, 9, 5.0, 5.1, 0.01)

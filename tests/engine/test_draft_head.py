@@ -22,7 +22,7 @@ from core.runtime.head_passes import ModulePasses, ProgramPasses
 from core.settings.config import Settings
 from core.settings.loading import LoadSpec
 from core.settings.sampling import Sampling
-from core.system.native.compile import widths
+from core.system.native.compile import supported
 from core.types import Ids
 from tests.checkpoints import make_checkpoint
 from tests.engine.drafted import TOKENS, Answer, bits
@@ -31,7 +31,7 @@ from tests.mtp_checkpoint import predictable, with_head
 from tests.selection import layered
 from tests.tiny_tokenizer import save_tokenizer
 
-pytestmark = pytest.mark.skipif(not widths(), reason="no kernels for this CPU")
+pytestmark = pytest.mark.skipif(not supported(), reason="no kernels for this CPU")
 HOW: dict[str, Any] = dict(arithmetic="fast", context=256)
 PROMPT = Ids([5, 9, 200, 31, 31, 7, 8, 9])
 

@@ -15,7 +15,7 @@ import torch
 from core.engine import Engine
 from core.engine.batch_request import BatchRequest
 from core.settings.sampling import Sampling
-from core.system.native.compile import widths
+from core.system.native.compile import supported
 from core.types import Ids
 from tests.checkpoints import make_checkpoint
 from tests.engine.drafted import PROMPT, TOKENS, Answer, bits
@@ -23,7 +23,7 @@ from tests.loaded import loaded
 from tests.selection import layered
 from tests.tiny_tokenizer import save_tokenizer
 
-pytestmark = pytest.mark.skipif(not widths(), reason="no kernels for this CPU")
+pytestmark = pytest.mark.skipif(not supported(), reason="no kernels for this CPU")
 KINDS: dict[str, dict[str, Any]] = {"qwen3_moe": {}, "gpt_oss": {}, "deepseek_v3": {}, "mixtral": {}}
 
 

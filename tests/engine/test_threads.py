@@ -9,11 +9,11 @@ import torch
 from core.engine import arithmetic, wiring
 from core.runtime.warmup import choose_threads
 from core.settings.sampling import Sampling
-from core.system.native.compile import widths
+from core.system.native.compile import supported
 from tests.loaded import loaded
 from tests.threads import torch_threads
 
-pytestmark = pytest.mark.skipif(not widths(), reason="no kernels for this CPU")
+pytestmark = pytest.mark.skipif(not supported(), reason="no kernels for this CPU")
 
 
 def test_a_load_chooses_among_all_threads_after_its_trials_and_after_other_loads(

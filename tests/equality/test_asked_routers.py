@@ -19,13 +19,13 @@ from core.runtime.prefetcher import Prefetcher
 from core.settings.config import Settings
 from core.settings.loading import LoadSpec
 from core.settings.sampling import Sampling
-from core.system.native.compile import widths
+from core.system.native.compile import supported
 from tests.checkpoints import make_checkpoint
 from tests.loaded import unloading
 from tests.selection import layered
 from tests.tiny_tokenizer import save_tokenizer
 
-pytestmark = pytest.mark.skipif(not widths(), reason="no kernels for this CPU")
+pytestmark = pytest.mark.skipif(not supported(), reason="no kernels for this CPU")
 
 KINDS: dict[str, dict[str, Any]] = {
     "qwen3_moe": {},

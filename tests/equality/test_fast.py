@@ -20,7 +20,7 @@ from core.runtime.pipeline import Stopped
 from core.runtime.program import row_steps
 from core.settings.config import Settings
 from core.settings.sampling import Sampling
-from core.system.native.compile import widths
+from core.system.native.compile import supported
 from tests.architectures.trial import random_model as any_random_model
 from tests.architectures.trial import save
 from tests.checkpoints import make_checkpoint, random_model
@@ -30,7 +30,7 @@ from tests.loaded import unloading
 from tests.selection import layered
 from tests.tiny_tokenizer import save_tokenizer
 
-pytestmark = pytest.mark.skipif(not widths(), reason="no kernels for this CPU")
+pytestmark = pytest.mark.skipif(not supported(), reason="no kernels for this CPU")
 
 YARN = dict(
     rope_type="yarn", rope_theta=1e4, factor=4.0, original_max_position_embeddings=64, mscale=0.7, mscale_all_dim=1.0

@@ -11,7 +11,7 @@ import torch
 from transformers import DynamicCache, Qwen3MoeForCausalLM
 
 from core.runtime.program.experts import FastMath
-from core.system.native.compile import widths
+from core.system.native.compile import supported
 from tests.architectures.trial import random_model as any_random_model
 from tests.architectures.trial import save
 from tests.checkpoints import make_checkpoint
@@ -23,7 +23,7 @@ from tests.logged import Logged
 from tests.selection import layered
 from tests.tiny_tokenizer import save_tokenizer
 
-pytestmark = pytest.mark.skipif(not widths(), reason="no kernels for this CPU")
+pytestmark = pytest.mark.skipif(not supported(), reason="no kernels for this CPU")
 
 SCALED = YARN | dict(llama_4_scaling_beta=0.1, partial_rotary_factor=0.5)
 

@@ -19,7 +19,7 @@ from core.runtime.program.experts import FastMath
 from core.settings.config import Settings
 from core.settings.loading import LoadSpec
 from core.settings.sampling import Sampling
-from core.system.native.compile import widths
+from core.system.native.compile import supported
 from core.types import Ids, Outcome, StepRecord
 from tests.architectures.trial import random_model
 from tests.decoded import greedy
@@ -27,7 +27,7 @@ from tests.loaded import loaded, unloading
 from tests.selection import layered
 from tests.tiny_tokenizer import save_tokenizer
 
-pytestmark = pytest.mark.skipif(not widths(), reason="no kernels for this CPU")
+pytestmark = pytest.mark.skipif(not supported(), reason="no kernels for this CPU")
 
 FORMATS = ("int8", "int4-g64", "mxfp4", "nf4", "int2", "int3", "int4-g64-sym", "iq4_nl", "checkpoint")
 QUICK = ("int4-g64", "fast"), ("checkpoint", "reference")

@@ -12,7 +12,7 @@ from core.settings.config import Settings
 from core.settings.loading import LoadSpec
 from core.settings.registry import variants
 from core.settings.sampling import Sampling
-from core.system.native.compile import widths
+from core.system.native.compile import supported
 from core.types import Ids
 from tests.checkpoints import make_checkpoint
 from tests.decoded import greedy
@@ -31,7 +31,7 @@ ROUNDING = 0.05  # of the largest logit: what rounding states to bf16 in another
 
 @pytest.fixture(scope="module", params=layered(["fast", "reference"], quick="fast".__eq__))
 def engine(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
-    if request.param == "fast" and not widths():
+    if request.param == "fast" and not supported():
         pytest.skip("no kernels for this CPU")
     path = save_tokenizer(make_checkpoint("qwen3_moe", tmp_path_factory.mktemp("promises")))
     how = {"arithmetic": request.param, "format": "int8", "dtype": "bfloat16"}

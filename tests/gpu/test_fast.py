@@ -7,14 +7,14 @@ import torch
 
 from core.memory.codec.kernels import launcher_of
 from core.runtime.program.gpu.launching import launcher_for
-from core.system.native.compile import widths
+from core.system.native.compile import supported
 from tests.memory import interpreted_layer as layers
 from tests.memory import interpreted_program as programs
 
 pytestmark = [
     pytest.mark.gpu,
     pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device"),
-    pytest.mark.skipif(not widths(), reason="no kernels for this CPU"),
+    pytest.mark.skipif(not supported(), reason="no kernels for this CPU"),
 ]
 
 

@@ -1,4 +1,4 @@
-"""Of models of text and images only their text is loaded, exactly; chosen rows and dense layers keep their bits."""
+"""Of models of text and images only their text is loaded, exactly; chosen rows keep their bits."""
 
 import logging
 from pathlib import Path
@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 import torch
-from torch import nn
 from transformers import DynamicCache
 
 from app.services.candidates import look
@@ -14,16 +13,12 @@ from core.capacity.plan import plan
 from core.engine import Engine
 from core.errors import ModelError
 from core.hf.cached_pass import CACHE, ROWS, cached_pass, with_chosen_rows
-from core.hf.fast_linear import dense_codecs, patch_linears
 from core.hf.outline import outline
-from core.hf.own_forward import restore
 from core.hf.quantization import quantization_settings
 from core.hf.skeleton import load_skeleton, meta_skeleton
 from core.importing.job import open_job
-from core.memory.codec.native.tile_products import by_onednn
 from core.settings.config import Settings
 from core.settings.loading import LoadSpec
-from core.system.native.compile import widths
 from core.system.text_config import text_config
 from tests.architectures.trial import known, random_model, save, try_type
 from tests.logged import Logged
@@ -119,31 +114,3 @@ def test_without_a_module_that_computes_logits_it_is_refused(monkeypatch: pytest
     monkeypatch.setattr(model, "get_output_embeddings", lambda: None)
     with pytest.raises(ModelError, match="computes the logits of all tokens of a prompt, not of chosen ones"):
         with_chosen_rows(model)
-
-
-needs_order = pytest.mark.skipif(
-    not widths() or by_onednn() or torch.backends.cpu.get_cpu_capability() != "AVX2",
-    reason="torch adds up in another order here",
-)
-
-
-@needs_order
-def test_layers_that_fit_are_replaced_and_restored() -> None:
-    kept = [nn.Linear(256, 512), nn.Linear(250, 512, bias=False), nn.Linear(64, 64, bias=False)]
-    model = nn.Sequential(nn.Linear(256, 512, bias=False), nn.Linear(512, 256, bias=False), *kept).bfloat16()
-    model.append(nn.Linear(256, 512, bias=False))  # fp32
-    replaced = patch_linears(model)
-    assert replaced == [model[0], model[1]] and len(dense_codecs(model)) == 2
-    assert patch_linears(model) == [], "once"
-    with torch.inference_mode():
-        x = torch.randn(1, 9, 256, generator=torch.Generator().manual_seed(0)).bfloat16()
-        assert torch.equal(model[0](x), nn.functional.linear(x, model[0].weight))
-        model[0].weight.data = model[0].weight.data * 2  # a weight that moves is read where it is
-        assert torch.equal(model[0](x), nn.functional.linear(x, model[0].weight))
-    restore(replaced)
-    assert dense_codecs(model) == [] and not any("forward" in vars(module) for module in model)
-
-
-def test_nothing_is_replaced_where_torch_has_kernels_for_bfloat16(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("core.memory.codec.plain.by_onednn", lambda: True)
-    assert patch_linears(nn.Sequential(nn.Linear(256, 512, bias=False)).bfloat16()) == []

@@ -19,7 +19,7 @@ from core.runtime.program.experts import ExpertKernels
 from core.runtime.program.gate import Gate
 from core.runtime.program.gpu.experts import GpuExperts, Where
 from core.runtime.program.row_steps import RowSteps
-from core.system.native.compile import widths
+from core.system.native.compile import supported
 from tests.kernel_cases import CODED, gate, interleaved
 from tests.memory.fast.test_canonical import PLAIN, case, inputs_of, rows
 
@@ -238,7 +238,7 @@ def run_on_cpu(
     """fp32 numbers that a kernel of core.runtime.program writes to `out`."""
     from core.memory.codec.fast.steps import named, single
 
-    assert widths()
+    assert supported()
     out = torch.empty(count)
     single(kernel, named(fields, **{name: one.data_ptr() for name, one in given.items()}, out=out.data_ptr()), units)
     return out

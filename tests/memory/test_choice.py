@@ -5,10 +5,9 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 import pytest
-import torch
 
-from core.memory.codec.native import choice
-from core.memory.codec.native.choice import ROWS, Choice, Timed, choice_of, choose, keep_in, known, measure
+from core.memory.codec.fast import choice
+from core.memory.codec.fast.choice import ROWS, choose, keep_in, known, measure, timed
 
 KIND = "int4-g64 64 x 64 bfloat16"
 
@@ -33,7 +32,7 @@ class Fake:
 
 @pytest.fixture(autouse=True)
 def nothing_known(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr(choice, "_choices", {})
+    monkeypatch.setattr(choice, "_timed", {})
     monkeypatch.setattr(choice, "_file", None)
     return
 
@@ -92,21 +91,14 @@ def test_a_slow_way_that_catches_up_is_not_given_up() -> None:
     assert (timed.fastest(ROWS[0]), timed.fastest(ROWS[-1])) == ("codes", "tiles")
 
 
-def test_a_single_row_and_what_was_never_timed_take_the_usual_way() -> None:
-    one = Choice("codes")
-    assert {one.way(rows) for rows in (1, 2, 500)} == {"codes"}
-    one.use(Timed({"codes": (9.0, 9.0, 9.0), "torch": (1.0, 1.0, 1.0)}))
-    assert [one.way(rows) for rows in (1, 2, 500)] == ["codes", "torch", "torch"]
-    one.use(None)
-    assert one.way(500) == "codes"
-
-
-def chosen(fake: Fake, threads: int = 2, share: int = 1) -> str:
+def chosen(fake: Fake, threads: int = 2) -> str:
     """The way of many rows, after a load in a new process."""
-    choice._choices.clear()
+    choice._timed.clear()
     fake.calls.clear()
-    choose(KIND, fake.ways, threads, share, fake.clock)
-    return choice_of(KIND, "codes").way(100)
+    choose(KIND, fake.ways, threads, fake.clock)
+    found = timed(KIND)
+    assert found is not None
+    return found.fastest(100)
 
 
 @pytest.fixture
@@ -120,7 +112,7 @@ def test_times_are_kept_for_the_next_process(file: Path) -> None:
     assert chosen(fake) == "codes" and fake.calls
     assert chosen(other) == "codes" and not other.calls, "nothing is timed again"
     assert [*known()] == [KIND]
-    choose(KIND, other.ways, 2, 1, other.clock)
+    choose(KIND, other.ways, 2, other.clock)
     assert not other.calls
     file.unlink()
     assert chosen(other) == "torch" and file.exists()
@@ -134,13 +126,7 @@ def test_other_threads_are_timed_anew_and_the_old_times_stay(file: Path) -> None
         assert chosen(fake, threads) == "codes" and not fake.calls
 
 
-def test_torch_is_given_the_threads_that_only_it_has(file: Path) -> None:
-    fake = Fake(codes=(0.0, 1.0), torch=(0.0, 2.5))
-    assert chosen(fake, 4, share=4) == "torch"
-    assert chosen(fake, 4, share=4) == "torch" and not fake.calls
-
-
-@pytest.mark.parametrize("name", ["processor", "torch", "torch_uses", "onednn_limit", "cores", "moestro", "version"])
+@pytest.mark.parametrize("name", ["processor", "cores", "moestro", "version"])
 def test_another_machine_is_timed_anew(file: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     fake = Fake(codes=(0.0, 1.0), torch=(0.0, 2.0))
     chosen(fake)
@@ -149,14 +135,6 @@ def test_another_machine_is_timed_anew(file: Path, name: str, monkeypatch: pytes
     other = Fake(codes=(0.0, 2.0), torch=(0.0, 1.0))
     assert chosen(other) == "torch" and other.calls
     assert chosen(fake) == "torch" and not fake.calls, "the file is the other machine's now"
-
-
-def test_the_machine_is_told_by_what_kernels_depend_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    before = choice.machine()
-    monkeypatch.setenv("ONEDNN_MAX_CPU_ISA", "SSE41")
-    monkeypatch.setattr(torch, "__version__", "0.0")
-    after = choice.machine()
-    assert {name for name in before if before[name] != after[name]} == {"onednn_limit", "torch"}
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Threads that share a product: every row once, the same bits from any number of them; and memory fenced in."""
+"""Threads that share steps: every unit once, the same bits from any number of them; and memory fenced in."""
 
 import contextlib
 import ctypes
@@ -15,17 +15,24 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from core.memory.codec.native.products import STATES, Kernels
-from core.memory.codec.native.threads import MOST, TORCHS, WORTH_IT, Team, _team, acquire_team, share, shared_by
-from core.system.native.compile import widths
+from core.memory.codec.base import Base
+from core.memory.codec.fast import dequantize
+from core.memory.codec.fast.dequantize import dequantized
+from core.memory.codec.fast.products import CanonicalProducts
+from core.memory.codec.fast.steps import ALONE, Steps, Work
+from core.memory.codec.matrix import matrix
+from core.memory.codec.measure import fill
+from core.memory.codec.native.threads import TORCHS, Team, _team, acquire_team, share, shared_by
+from core.system.native.compile import supported
 from core.system.native.contention import LOOK_S, watch
 from core.system.native.openmp import entry
-from tests.memory.test_native import Case, case, states
+from tests.memory.test_codec import make
 from tests.selection import examples, layered
+from tests.threads import torch_threads
 
-pytestmark = pytest.mark.skipif(not widths(), reason="no kernels for this CPU")
-CALL = {n: ctypes.CFUNCTYPE(None, *[ctypes.c_int64] * n) for n in (2, 5)}
-FP16, FIELDS = torch.float16, ("codes", "high", "scale", "zero")
+pytestmark = pytest.mark.skipif(not supported(), reason="no kernels for this CPU")
+CALL = ctypes.CFUNCTYPE(None, *[ctypes.c_int64] * 3)
+FP16 = torch.float16
 
 
 @pytest.fixture(autouse=True)
@@ -44,11 +51,10 @@ class Kernel:
 
     def __init__(self, together: int = 1) -> None:
         self.calls: list[tuple[int, ...]] = []
-        self.prepared: list[tuple[int, int]] = []
         self.threads: set[int] = set()
         self._together, self._came = together, threading.Condition()
-        self._code = CALL[5](self._compute), CALL[2](lambda x, into: self.prepared.append((x, into)))
-        self.compute, self.prepare = (ctypes.cast(code, ctypes.c_void_p).value or 0 for code in self._code)
+        self._code = CALL(self._compute)
+        self.address = ctypes.cast(self._code, ctypes.c_void_p).value or 0
 
     def _compute(self, *given: int) -> None:
         self.calls.append(given)
@@ -56,6 +62,13 @@ class Kernel:
             self.threads.add(threading.get_ident())
             self._came.notify_all()
             self._came.wait_for(lambda: len(self.threads) >= self._together, 0.2)
+
+
+def run(team: Team, *works: Work) -> None:
+    """Compute steps."""
+    steps = Steps()
+    steps.extend(works)
+    steps.run(team)
 
 
 @pytest.fixture(scope="module")
@@ -66,24 +79,32 @@ def team() -> Team:
 @examples(60)
 @given(
     threads=st.sampled_from([TORCHS, 1, 2, 3]),
-    slots=st.lists(st.integers(1, 1 << 62), min_size=1, max_size=4),
-    pairs=st.integers(1, 300),
-    row_bytes=st.sampled_from([16, 1056, 40000]),
-    laid_out=st.integers(0, 3),
+    units=st.lists(st.tuples(st.integers(1, 300), st.integers(1, 40)), min_size=1, max_size=4),
 )
-def test_every_row_is_computed_once(
-    team: Team, threads: int, slots: list[int], pairs: int, row_bytes: int, laid_out: int
+def test_every_unit_of_every_step_is_computed_once_and_in_order(
+    team: Team, threads: int, units: list[tuple[int, int]]
 ) -> None:
     share(threads)
-    kernel, rows = Kernel(), 2 * pairs
-    team.run(slots, rows, row_bytes, kernel.compute, 1000, 64, 5000, 600, kernel.prepare, 7000, 48, laid_out, 128)
-    assert kernel.prepared == [(7000 + i * 48, 1000 + i * 128) for i in range(laid_out)]
-    assert all(first % 2 == end % 2 == 0 for *_, first, end in kernel.calls)
-    assert sorted((*places, row) for *places, first, end in kernel.calls for row in range(first, end)) == sorted(
-        (1000 + i * 64, slot, 5000 + i * 600, row) for i, slot in enumerate(slots) for row in range(rows)
-    )
-    if threads == 1 or (threads == TORCHS and not entry()) or len(slots) * rows * row_bytes < WORTH_IT:
-        assert (len(kernel.calls), kernel.threads) == (len(slots), {threading.get_ident()})
+    kernels = [Kernel() for _ in units]
+    run(team, *[Work(one.address, (7,), count, some) for one, (count, some) in zip(kernels, units, strict=True)])
+    for kernel, (count, some) in zip(kernels, units, strict=True):
+        assert all(last - first <= some for _, first, last in kernel.calls) or kernel.calls[0][1:] == (0, count)
+        assert sorted(row for _, first, last in kernel.calls for row in range(first, last)) == [*range(count)]
+        if threads == 1 or some >= count:
+            assert (len(kernel.calls), kernel.threads) == (1, {threading.get_ident()})
+
+
+@pytest.mark.skipif(not entry(), reason="torch has another OpenMP")
+def test_torch_s_threads_take_part() -> None:
+    team, until = Team(alone=False), time.monotonic() + 30
+    with torch_threads(2):
+        share(TORCHS)
+        kernel = Kernel()
+        while len(kernel.threads) < 2:
+            kernel = Kernel(together=2)
+            run(team, Work(kernel.address, (), 4, 1))
+            assert time.monotonic() < until
+    assert not team._helpers, "none of ours is woken"
 
 
 def test_a_helper_that_fell_asleep_is_woken() -> None:
@@ -95,7 +116,7 @@ def test_a_helper_that_fell_asleep_is_woken() -> None:
         kernel = Kernel()
         while len(kernel.threads) < threads:
             kernel = Kernel(together=threads)
-            team.run([0] * 4, 2, WORTH_IT, kernel.compute, 0, 0, 0, 0)
+            run(team, Work(kernel.address, (), 4, 1))
             assert len(kernel.calls) == 4 and threading.get_ident() in kernel.threads
             assert time.monotonic() < until
     assert len(team._helpers) == 2
@@ -133,31 +154,22 @@ def test_a_thread_that_waits_gives_its_processor_up(monkeypatch: pytest.MonkeyPa
             while caller not in gave_up and time.monotonic() < deadline:
                 time.sleep(0.001)
 
-    called, code = ctypes.CFUNCTYPE(ctypes.c_int)(give_up), CALL[5](compute)
+    called, code = ctypes.CFUNCTYPE(ctypes.c_int)(give_up), CALL(compute)
     monkeypatch.setattr("core.memory.codec.native.threads.give_up", lambda: ctypes.cast(called, ctypes.c_void_p).value)
     share(2)
     team = Team(alone=False)
     kernel = ctypes.cast(code, ctypes.c_void_p).value or 0
     for _ in range(10):  # on a busy machine the helper may sleep again before there is anything to share
         both.reset()
-        team.run([1, 2], 4, WORTH_IT, kernel, 0, 0, 0, 0, unit=4)
+        run(team, Work(kernel, (), 2, 1))
         if caller in gave_up:
             break
     assert caller in gave_up
     deadline = time.monotonic() + 5
     while gave_up == {caller} and time.monotonic() < deadline:  # a helper that sleeps by now is woken, and waits again
-        team.run([1], 4, 16, kernel, 0, 0, 0, 0)
-        team.run_steps(0, 0, 0)
+        run(team, Work(kernel, (), 1, 1))
         time.sleep(0.001)
     assert len(gave_up) == 2
-
-
-def test_as_many_products_as_there_is_place_for() -> None:
-    team, kernel = Team(alone=True), Kernel()
-    team.run(range(MOST), 2, 16, kernel.compute, 0, 0, 0, 0)
-    assert [slot for _, slot, *_ in kernel.calls] == list(range(MOST))
-    with pytest.raises(ValueError, match="size"):
-        team.run(range(MOST + 1), 2, 16, kernel.compute, 0, 0, 0, 0)
 
 
 def test_memory_is_its_owners_and_zeros_at_first() -> None:
@@ -170,27 +182,31 @@ def test_memory_is_its_owners_and_zeros_at_first() -> None:
     assert ctypes.string_at(team.memory("one", 5000), 5000) == bytes(5000)
 
 
+class Products:
+    """Of a random matrix in a slot."""
+
+    def __init__(self, name: str, outputs: int, inputs: int) -> None:
+        parts = {"down_proj": torch.randn(outputs, inputs)}
+        codec = make(name, parts, FP16)
+        assert isinstance(codec, Base)
+        self.slot, self.matrix = fill(codec, parts), matrix(codec, "down_proj")
+        self.few, self.tiled = (CanonicalProducts(self.matrix, FP16, tiled=rows) for rows in (99, 1))
+        self.x = torch.randn(6, inputs).half()
+
+
 @pytest.fixture(scope="module")
-def large() -> Case:
+def large() -> Products:
     """512 kB of codes: more than one thread takes."""
-    made = case("int4-g64", 1024, 1024, torch.bfloat16, 0)
-    assert made.products.matrix.outputs * 512 >= 2 * WORTH_IT
-    return made
+    return Products("int4-g64", 1024, 1024)
 
 
-def every(made: Case) -> list[torch.Tensor]:
+def every(made: Products) -> list[torch.Tensor]:
     """All that a matrix computes."""
-    x = states(6, 1024, torch.bfloat16)
-    return [
-        made.products.few(made.at, x[:1]),
-        made.products.few(made.at, x[:2]),
-        made.products.few(made.at[:1], x[:1]),
-        made.products.many(made.at[0], x),
-        made.products.dequantized(made.at[1]),
-    ]
+    at, x = made.slot.at, made.x
+    return [made.few.few([at], x[:1]), made.few.many(at, x), made.tiled.many(at, x), dequantized(made.matrix, at, FP16)]
 
 
-def test_the_number_of_threads_changes_no_bit(large: Case) -> None:
+def test_the_number_of_threads_changes_no_bit(large: Products) -> None:
     share(1)
     want = every(large)
     for threads in (1, 2, 3):
@@ -199,7 +215,7 @@ def test_the_number_of_threads_changes_no_bit(large: Case) -> None:
             assert all(map(torch.equal, every(large), want))
 
 
-def test_whoever_comes_second_has_a_team_of_its_own(large: Case) -> None:
+def test_whoever_comes_second_has_a_team_of_its_own(large: Products) -> None:
     share(1)
     want = every(large)
     share(2)
@@ -241,27 +257,37 @@ class Fenced:
 @pytest.mark.parametrize("name", layered(["int8", "int4-g32", "mxfp4", "int3"], quick=lambda name: name == "int4-g32"))
 def test_nothing_outside_of_what_is_given_is_read_or_written(name: str) -> None:
     """Whoever touches a page beside a tensor ends: a child. Asking for bytes ahead does not count as touching."""
-    for width, at_end in ((width, at_end) for width in widths() for at_end in (True, False)):
-        made = case(name, 2, 192, FP16, width)
-        slot, x = made.slots[0], states(4, 192, FP16)
-        tensors = *slot.weights["down_proj"], x
+    made, fields = Products(name, 16, 192), ("codes", "high", "scale", "zero")
+    tensors = *made.slot.weights["down_proj"], made.x
+    for at_end in (True, False):
         fences = [Fenced(t.nbytes, at_end) for t in tensors]
         for fence, t in zip(fences, tensors, strict=True):
             ctypes.memmove(fence.at, t.data_ptr(), fence.size)
-        form, given, base = made.products.matrix, fences.pop(), fences[0].at
-        parts = [part for part in FIELDS if getattr(form, part) is not None]
-        moved = {n: getattr(form, n)._replace(at=fence.at - base) for n, fence in zip(parts, fences, strict=True)}
-        kernels = Kernels(form._replace(**moved), FP16, width)
-        laid_out, one, some, wide = (Fenced(size, at_end) for size in (4 * kernels.layout.bytes, 4, 16, 2 * 192 * 2))
-        called = (kernels.one, one), (kernels.many(STATES), some), (kernels.dequantize, wide)
+        x, base = fences.pop(), fences[0].at
+        parts = [part for part in fields if getattr(made.matrix, part) is not None]
+        moved = {
+            n: getattr(made.matrix, n)._replace(at=fence.at - base) for n, fence in zip(parts, fences, strict=True)
+        }
+        form = made.matrix._replace(**moved)
+        ways = [CanonicalProducts(form, FP16, tiled=rows) for rows in (99, 1)]
+        prepared, out, wide = (
+            Fenced(6 * ways[0].prepared_bytes, at_end),
+            Fenced(6 * 16 * 2, at_end),
+            Fenced(6144, at_end),
+        )
+        runs = list[Steps]()
+        for way in ways:
+            runs.append(steps := Steps())
+            steps.add(way.prepare(x.at, 192 * 2, 6, prepared.at))
+            steps.add(way.multiply(steps, [*way.given(prepared.at, [6], out.at, 16 * 2)], [base], FP16))
+        runs.append(steps := Steps())
+        steps.add(Work(dequantize._kernel(form, FP16), (base, wide.at), 16, ALONE))
         child = os.fork()
         if not child:
-            for i in range(4):
-                CALL[2](kernels.prepare)(given.at + i * 192 * 2, laid_out.at + i * kernels.layout.bytes)
-            for kernel, out in called:
-                CALL[5](kernel)(laid_out.at, base, out.at, 0, 2)
+            team = Team(alone=True)
+            for steps in runs:
+                steps.run(team)
             os._exit(0)
         assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
-        assert torch.equal(some.view(4, 2), made.products.many(slot.at, x))
-        assert torch.equal(one.view(1, 2), made.products.few([slot.at], x[:1]))
-        assert torch.equal(wide.view(2, 192), made.products.dequantized(slot.at))
+        assert torch.equal(out.view(6, 16), made.few.many(made.slot.at, made.x))
+        assert torch.equal(wide.view(16, 192), dequantized(made.matrix, made.slot.at, FP16))

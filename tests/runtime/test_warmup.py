@@ -6,9 +6,7 @@ import pytest
 import torch
 
 from core.memory.codec.native import threads as native
-from core.runtime import warmup
-from core.runtime.warmup import Split, Threads, choose_threads, short_prompt
-from core.types import ModelShape
+from core.runtime.warmup import Split, Threads, choose_threads
 from tests.threads import torch_threads
 
 CPU = torch.device("cpu")
@@ -30,15 +28,15 @@ def four_threads() -> Iterator[None]:
     ],
 )
 def test_the_fastest_is_taken_and_torch_left_as_it_was(times: dict[int, float], best: int) -> None:
-    threads, pass_ms = choose_threads(CPU, 0, False, lambda: times[torch.get_num_threads()])
+    threads, pass_ms = choose_threads(CPU, 0, lambda: times[torch.get_num_threads()])
     assert (threads.token, pass_ms) == ((best, 1), times[best])
     assert torch.get_num_threads() == 4
 
 
 def test_what_is_asked_for_is_taken_and_a_gpu_is_not_timed() -> None:
-    threads, pass_ms = choose_threads(CPU, 3, False, lambda: float(torch.get_num_threads()))
+    threads, pass_ms = choose_threads(CPU, 3, lambda: float(torch.get_num_threads()))
     assert (threads.token, pass_ms) == ((3, 1), 3.0)
-    assert choose_threads(torch.device("cuda"), 0, True, lambda: 1 / 0)[1] == 0.0
+    assert choose_threads(torch.device("cuda"), 0, lambda: 1 / 0)[1] == 0.0
 
 
 @pytest.mark.parametrize(
@@ -49,13 +47,13 @@ def test_what_is_asked_for_is_taken_and_a_gpu_is_not_timed() -> None:
         ({(1, 1): 9.0, (2, 1): 8.0, (1, 2): 7.9, (4, 1): 9.0, (1, 4): 7.8}, (1, 2)),
     ],
 )
-def test_where_codes_are_multiplied_by_those_products_may_have_the_threads(
+def test_where_steps_of_our_own_compute_these_may_have_the_threads(
     times: dict[tuple[int, int], float], best: tuple[int, int]
 ) -> None:
-    threads, pass_ms = choose_threads(CPU, 0, True, lambda: times[torch.get_num_threads(), native.shared_by()])
+    threads, pass_ms = choose_threads(CPU, 0, lambda: times[torch.get_num_threads(), native.shared_by()], ours=True)
     assert (threads.token, threads.token.most, pass_ms) == (best, max(best), times[best])
     assert (torch.get_num_threads(), native.shared_by()) == (4, 1)
-    assert choose_threads(CPU, 4, True, lambda: times[torch.get_num_threads(), native.shared_by()])[0].token in (
+    assert choose_threads(CPU, 4, lambda: times[torch.get_num_threads(), native.shared_by()], ours=True)[0].token in (
         (4, 1),
         (1, 4),
     )
@@ -69,27 +67,3 @@ def test_a_prompt_is_read_with_all_and_a_token_decoded_with_the_chosen() -> None
     assert (torch.get_num_threads(), native.shared_by()) == (4, native.TORCHS)
     threads.use("prefill", tokens=3)
     assert (torch.get_num_threads(), native.shared_by()) == (4, native.TORCHS)
-
-
-@pytest.mark.parametrize("entry", [0, 1])
-def test_a_short_prompt_of_codes_has_threads_of_its_own_where_torchs_cannot_be_had(
-    entry: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(warmup, "entry", lambda: entry)
-    long = 4, native.TORCHS
-    few = long if entry else (1, 4)
-    threads = Threads(Split(1, 2))
-    for phase, tokens, wanted in (("decode", 1, (1, 2)), ("prefill", 3, few), ("prefill", 999, long)):
-        threads.use(phase, tokens)  # type: ignore[arg-type]
-        assert (torch.get_num_threads(), native.shared_by()) == wanted
-        torch.set_num_threads(4)
-    threads = Threads(Split(1, 2), short=128)
-    for given, wanted in (((128,), few), ((129,), long), ((), long)):
-        threads.use("prefill", *given)
-        assert (torch.get_num_threads(), native.shared_by()) == wanted
-        torch.set_num_threads(4)
-
-
-def test_a_short_prompt_has_few_rows_an_expert() -> None:
-    assert short_prompt(ModelShape(16, 64, 8, 1024, 0)) == 128
-    assert short_prompt(ModelShape(16, 8, 2, 1024, 0)) == 64

@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 
 from core.system.native import kept_code
-from core.system.native.compile import compiled, widths
+from core.system.native.compile import compiled, supported
 from core.system.native.ir import Code
 from tests.logged import Logged
 
-pytestmark = pytest.mark.skipif(not widths(), reason="no kernels for this CPU")
+pytestmark = pytest.mark.skipif(not supported(), reason="no kernels for this CPU")
 
 
 @pytest.fixture
@@ -30,7 +30,7 @@ def number(value: int) -> int:
     code = Code("void @store(ptr noalias %out)")
     code.store("i64", str(value), "%out", 8)
     out = ctypes.c_int64()
-    compiled(code, width=widths()[-1])["store"](ctypes.addressof(out))
+    compiled(code)["store"](ctypes.addressof(out))
     return out.value
 
 

@@ -77,7 +77,7 @@ class ByEngine:
 
         passes = 0
         for piece in self._engine.generate_many(
-            requests(), self._at_once, self._cancel, by_row=True, scheduler=self._scheduler, pipelined=self._pipelined
+            requests(), self._at_once, self._cancel, scheduler=self._scheduler, pipelined=self._pipelined
         ):
             number = int(str(piece.key))
             one = pending[number]

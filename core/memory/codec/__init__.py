@@ -6,7 +6,6 @@ import torch
 
 from core.memory.codec.base import ALIGN, Base, Codec, Field, Layout, PartSpec, SlotParts
 from core.memory.codec.coded import QuantizedTensor
-from core.memory.codec.direct import FusedCodec, supported
 from core.memory.codec.formats import FORMATS, Format, Numbers, format_of, numbers_of
 from core.memory.codec.grouped import Grouped
 from core.memory.codec.plain import Plain
@@ -85,7 +84,4 @@ def _made(
     stored: Numbers | None,
 ) -> Plain | Grouped:
     made = chosen, specs, dtype, device, is_transposed, numbers_of(chosen, dtype, stored)
-    if chosen.is_plain:
-        return Plain(*made)
-    portable = Grouped(*made)
-    return FusedCodec(*made) if supported(portable) else portable
+    return (Plain if chosen.is_plain else Grouped)(*made)

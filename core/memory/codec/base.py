@@ -8,7 +8,7 @@ whatever is written there later; `linear` multiplies by a part. A codec does not
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple, Protocol, cast
 
@@ -93,10 +93,6 @@ class SlotParts:
         self.weights, self.plain, self.at = weights, plain, at
 
 
-LinearWay = Callable[[SlotParts, torch.Tensor], torch.Tensor]
-"""(an expert in its slot, x [n, in]) -> [n, out], without bias."""
-
-
 class Codec(Protocol):
     """One format, made for one model's part shapes, one compute dtype and one device. Stateless, thread-safe.
 
@@ -112,7 +108,6 @@ class Codec(Protocol):
     slot_layout: Layout  # on the device; may depend on its instruction set
     weights: list[str]  # the parts that are matrices
     verbatim: bool  # slot and blob layouts are equal: a blob may be read from disk straight into a slot
-    direct: bool  # products of few rows use the slot's codes directly, without dequantising first
 
     @property
     def blocks(self) -> int:
@@ -142,9 +137,6 @@ class Codec(Protocol):
     def slot_bytes(self) -> int:
         """Bytes of one block of an expert on the device."""
 
-    def ways(self, part: str) -> Mapping[str, LinearWay]:
-        """All ways of computing `linear` by that part here, by name; empty where there is only one."""
-
     def out_in(self, part: str) -> tuple[int, int]:
         """(out, in) features of a matrix, independent of how the model stores it."""
 
@@ -172,8 +164,6 @@ class Codec(Protocol):
 
 class Base:
     """Shared by all formats: part bookkeeping, biases, and a copy into the slot that casts where types differ."""
-
-    direct = False
 
     def __init__(
         self,
@@ -218,9 +208,6 @@ class Base:
     def unpacked_bytes(self) -> int:
         """Peak bytes while a matrix is dequantised to compute many rows with it; 0 where nothing is."""
         return 0
-
-    def ways(self, part: str) -> Mapping[str, LinearWay]:
-        return {}
 
     def encode(self, parts: Mapping[str, torch.Tensor | QuantizedTensor]) -> torch.Tensor:
         """Encode one expert to host bytes. An expert of several blocks is encoded as a whole and then cut."""

@@ -1,8 +1,7 @@
-"""Quantised weights: the portable form of every rounded format, and the reference of every faster one.
+"""Quantised weights. Slots hold the blob's bytes, with biases in the compute dtype; products dequantise first, in fp32.
+They are the reference of every faster one."""
 
-Slots hold the blob's bytes, with biases in the compute dtype; products dequantise first, in fp32.
-"""
-
+import functools
 from collections.abc import Mapping
 
 import torch
@@ -11,7 +10,9 @@ from core.errors import ModelError
 from core.memory.codec.base import Base, Entries, SlotParts
 from core.memory.codec.bits import PLANES, pack, unpack
 from core.memory.codec.coded import QuantizedTensor, dequantize
+from core.memory.codec.fast.dequantize import dequantized, serves
 from core.memory.codec.formats import FORMATS
+from core.memory.codec.matrix import Matrix, matrix
 from core.memory.codec.quantize import CHUNK, QuantizedMatrix, quantize
 
 STEP = 256  # rows dequantised at a time on a CPU: fits in its cache
@@ -77,12 +78,8 @@ class Grouped(Base):
         weights = {n: tuple(t for f, t in tensors.items() if f.startswith(n + ".")) for n in self.weights}
         return SlotParts(weights, {n: tensors[n] for n in self.biases}, slot.data_ptr())
 
-    def linear(self, parts: SlotParts, part: str, x: torch.Tensor) -> torch.Tensor:
-        return self.unpacked(parts, part, x)
-
-    def unpacked(self, parts: SlotParts, part: str, x: torch.Tensor) -> torch.Tensor:
-        """`linear` by dequantising first."""
-        return torch.matmul(x, self.weight(parts.weights[part]).t())
+    def linear(self, parts: SlotParts, part: str, x: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
+        return torch.nn.functional.linear(x, self._dequantized(parts, part, fresh=False), bias)
 
     @property
     def unpacked_bytes(self) -> int:
@@ -96,11 +93,24 @@ class Grouped(Base):
         )
 
     def dequantize(self, parts: SlotParts, part: str) -> torch.Tensor:
-        weight = self.weight(parts.weights[part])
+        weight = self._dequantized(parts, part)
         return weight.t() if self.is_transposed else weight
 
+    def _dequantized(self, parts: SlotParts, part: str, *, fresh: bool = True) -> torch.Tensor:
+        """[out, in] in the compute dtype, by a kernel where there is one; without `fresh` until the thread's next
+        product."""
+        if (one := self._served.get(part)) is None:
+            return self.weight(parts.weights[part])
+        return dequantized(one, parts.at, self.dtype, fresh=fresh)
+
+    @functools.cached_property
+    def _served(self) -> dict[str, Matrix]:
+        """The matrices that this machine has kernels for."""
+        found = {part: matrix(self, part) for part in self.weights} if self.device.type == "cpu" else {}
+        return {part: one for part, one in found.items() if serves(one)}
+
     def weight(self, tensors: tuple[torch.Tensor, ...]) -> torch.Tensor:
-        """[out, in] in the compute dtype."""
+        """[out, in] in the compute dtype, by torch's operations alone: what every kernel has to give."""
         rows = tensors[0].shape[0]
         if self.device.type != "cpu":
             return self._weight_in_chunks(tensors, rows)

@@ -2,8 +2,8 @@
 
 Prints, for one gated expert: bytes of its blob and slot, error of its output against fp32, milliseconds to encode and
 to place, and the time of its matrix products for 1..128 rows, relative to torch.mm on unquantised weights of the same
-dtype: as chosen for this machine, and below by each way that it has (`core.memory.codec.native.choice`). Calls cycle
-through 32 MB or more of slots, as in a running engine. Single-threaded.
+dtype: in the reference arithmetic, which dequantises, and below in the fast one. Calls cycle through 32 MB or more of
+slots, as in a running engine. Single-threaded.
 """
 
 import functools
@@ -15,8 +15,9 @@ import torch
 import torch.nn.functional as F
 
 from core.memory.codec import Codec, PartSpec, SlotParts, make_codec
-from core.memory.codec.kernel_choice import choose
-from core.memory.codec.native.choice import TORCH
+from core.memory.codec.base import Base
+from core.memory.codec.fast.products import CanonicalProducts, serves
+from core.memory.codec.matrix import matrix
 from core.settings.formats import LOADABLE
 
 Linear = Callable[[SlotParts, str, torch.Tensor], torch.Tensor]
@@ -90,28 +91,32 @@ def main(hidden: int = 2048, inner: int = 768, dtype: str = "bfloat16") -> None:
     base: list[float] = []
     for name in LOADABLE:
         codec = make_codec(name, specs=specs_of(parts), dtype=number, device=torch.device("cpu"))
-        choose(codec)
         blob, slot = codec.encode(parts), torch.empty(codec.slot_bytes, dtype=torch.uint8)
         slots = [fill(codec, parts) for _ in range(max(2, (32 << 20) // codec.slot_bytes))]
         inputs = [torch.randn(r, hidden).to(number) for r in ROWS]
         times = [products(codec.linear, slots, x) for x in inputs]
-        if not base:  # of unquantised weights, the first
-            plain = functools.partial(_by, codec, TORCH) if codec.ways("gate_up_proj") else codec.linear
-            base = [products(plain, slots, x) for x in inputs]
+        base = base or times  # of unquantised weights, the first
         encode = milliseconds(functools.partial(codec.encode, parts))
         place = milliseconds(functools.partial(codec.place, blob, slot))
         print(
             f"{name:<15}{codec.blob_bytes / 1e6:>8.2f}{codec.slot_bytes / 1e6:>8.2f}{ffn_error(codec, parts):>8.4f}"
             f"{encode:>8.1f}{place:>6.2f} |       {_relative(times, base)}"
         )
-        for way in codec.ways("gate_up_proj"):
-            times = [products(functools.partial(_by, codec, way), slots, x) for x in inputs]
-            print(f"{f'{name}, {way}':<53}|       {_relative(times, base)}")
+        if (fast := _fast(codec)) is not None:
+            print(f"{f'{name}, fast':<53}|       {_relative([products(fast, slots, x) for x in inputs], base)}")
     print("torch.mm, ms                                         |       " + " ".join(f"{b:>5.2f}" for b in base))
 
 
-def _by(codec: Codec, way: str, parts: SlotParts, part: str, x: torch.Tensor) -> torch.Tensor:
-    return codec.ways(part)[way](parts, x)
+def _fast(codec: Codec) -> Linear | None:
+    """The canonical product; None where this machine has no kernels for it."""
+    assert isinstance(codec, Base)
+    found = {part: matrix(codec, part) for part in codec.weights}
+    if not all(map(serves, found.values())):
+        return None
+    made = {part: CanonicalProducts(one, codec.dtype) for part, one in found.items()}
+    for one in made.values():
+        one.choose(1)
+    return lambda parts, part, x: made[part].many(parts.at, x)
 
 
 def _relative(times: list[float], base: list[float]) -> str:

@@ -41,7 +41,7 @@ class Kernel(Code):
 
     def address(self) -> int:
         """Where it is, compiled for vectors of eight lanes."""
-        return address(compiled(self, width=WIDTH)[self.name])
+        return address(compiled(self)[self.name])
 
     def fields(self, names: Sequence[str], integers: Sequence[str] = ()) -> dict[str, str]:
         """The fields of a call by name: addresses, but for `integers`."""

@@ -13,10 +13,10 @@ from core.memory.codec.fast import background
 from core.memory.codec.fast import background_code as code
 from core.memory.codec.fast.background import Background
 from core.memory.codec.fast.steps import Steps, Work
-from core.system.native.compile import address, compiled, widths
+from core.system.native.compile import address, compiled, supported
 from core.system.native.ir import Code
 
-pytestmark = pytest.mark.skipif(not widths(), reason="no kernels for this CPU")
+pytestmark = pytest.mark.skipif(not supported(), reason="no kernels for this CPU")
 UNITS = 64
 NUMBERS = torch.zeros(UNITS, dtype=torch.int64)
 
@@ -28,7 +28,7 @@ def counting() -> int:
     with made.loop("%from", "%to") as each:
         at = made.at(out, each.index, 8)
         made.store("i64", made.add(made.load("i64", at, 8), 1), at, 8)
-    return address(compiled(made, width=32)["counting"])
+    return address(compiled(made)["counting"])
 
 
 @pytest.fixture(params=[1, 3])

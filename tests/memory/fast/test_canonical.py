@@ -14,12 +14,12 @@ from hypothesis import strategies as st
 
 from core.memory.codec import ExpertParts, Numbers, PartSpec, in_blocks, make_codec
 from core.memory.codec.base import Base
-from core.memory.codec.fast import portable
-from core.memory.codec.fast.products import LONGEST, ROWS, TILED, CanonicalProducts, serves
+from core.memory.codec.fast import choice, portable
+from core.memory.codec.fast.choice import Timed
+from core.memory.codec.fast.products import LONGEST, ROWS, TILED, TILES, CanonicalProducts, serves
 from core.memory.codec.matrix import Matrix, Part, matrix
-from core.memory.codec.native.choice import TILES, Timed, choice_of
 from core.memory.codec.native.threads import share, shared_by
-from core.system.native.compile import widths
+from core.system.native.compile import supported
 from tests.kernel_cases import CODED, FEW
 from tests.selection import examples, layered
 
@@ -27,7 +27,7 @@ PLAIN = ("bfloat16", "float16", "float32")
 FORMATS = layered([*CODED, *PLAIN], quick=(*FEW, "nvfp4", "bfloat16", "float32").__contains__)
 GROUPS = {"int8": 32, "int4-g128": 128, "int4-g128-sym": 128}  # of inputs, where not 64
 WHOLE = 2e-2  # relative distance from the product of the dequantised weights: x keeps 8 bits of each block
-needs_kernels = pytest.mark.skipif(not widths(), reason="no kernels for this CPU")
+needs_kernels = pytest.mark.skipif(not supported(), reason="no kernels for this CPU")
 
 
 @pytest.fixture(autouse=True)
@@ -217,33 +217,29 @@ def test_odd_numbers_stay_in_their_row(format: str, value: float) -> None:
 
 
 @needs_kernels
-def test_the_way_is_the_one_that_was_faster_and_changes_no_bit() -> None:
+def test_the_way_is_the_one_that_was_faster_and_changes_no_bit(monkeypatch: pytest.MonkeyPatch) -> None:
     """For as few rows as tiles were timed to be faster for."""
+    monkeypatch.setattr(choice, "_timed", {})
     found, slots, _ = case("int4-g64", 24, 768)
     products, x = CanonicalProducts(found, torch.bfloat16, torch.float32), rows(20, found.inputs)
-    choice, wanted = choice_of(products.kind, ROWS), products.many(slots[0].data_ptr(), x)
+    wanted = products.many(slots[0].data_ptr(), x)
     assert products.tiled == TILED
-    try:
-        for tiles, first in ((1.0, 2), (8.0, 8), (1e9, LONGEST)):  # tiles take as long for any number of rows
-            choice.use(Timed({ROWS: (4.0, 16.0, 64.0), TILES: (tiles - 0.5,) * 3}))
-            assert products.tiled == first
-            assert torch.equal(products.many(slots[0].data_ptr(), x), wanted)
-    finally:
-        choice.use(None)
+    for tiles, first in ((1.0, 2), (8.0, 8), (1e9, LONGEST)):  # tiles take as long for any number of rows
+        choice._timed[products.kind] = Timed({ROWS: (4.0, 16.0, 64.0), TILES: (tiles - 0.5,) * 3})
+        assert products.tiled == first
+        assert torch.equal(products.many(slots[0].data_ptr(), x), wanted)
 
 
 @needs_kernels
-def test_both_ways_are_timed_once() -> None:
+def test_both_ways_are_timed_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(choice, "_timed", {})
     found, _, _ = case("int4-g64", 512, 1024)
     products = CanonicalProducts(found, torch.float32)
     products.choose(1)
-    timed = choice_of(products.kind, ROWS).timed
-    try:
-        assert timed is not None and set(timed.seconds) == {ROWS, TILES}
-        products.choose(1)
-        assert choice_of(products.kind, ROWS).timed is timed
-    finally:
-        choice_of(products.kind, ROWS).use(None)
+    timed = choice.timed(products.kind)
+    assert timed is not None and set(timed.seconds) == {ROWS, TILES}
+    products.choose(1)
+    assert choice.timed(products.kind) is timed
 
 
 def test_fma_rounds_once() -> None:

@@ -9,9 +9,9 @@ import numpy.typing as npt
 import pytest
 import torch
 
-from core.system.native.compile import widths
+from core.system.native.compile import supported
 
-needs_kernels = pytest.mark.skipif(not widths(), reason="no kernels can be compiled for this CPU")
+needs_kernels = pytest.mark.skipif(not supported(), reason="no kernels can be compiled for this CPU")
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 

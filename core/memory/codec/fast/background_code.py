@@ -116,4 +116,4 @@ def _recall() -> Code:
 
 @functools.cache
 def functions() -> dict[str, Function]:
-    return compiled(_serve(), _assist(), _post(), _recall(), width=32)
+    return compiled(_serve(), _assist(), _post(), _recall())

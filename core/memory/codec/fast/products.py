@@ -8,14 +8,13 @@ from dataclasses import replace
 import torch
 
 from core.memory.codec.fast import plain, rows, states, tiles
+from core.memory.codec.fast.choice import ROWS as TIMED_ROWS
+from core.memory.codec.fast.choice import Timed, choose, timed
 from core.memory.codec.fast.layout import LANES, Blocks, block_of
 from core.memory.codec.fast.steps import Steps, Work
 from core.memory.codec.matrix import Matrix
-from core.memory.codec.native.choice import ROWS as TIMED_ROWS
-from core.memory.codec.native.choice import TILES, Timed, choice_of, choose
-from core.memory.codec.native.products import Runs
 from core.memory.codec.native.threads import PART, WORTH_IT, acquire_team, shared_by
-from core.system.native.compile import address, compiled, widths
+from core.system.native.compile import address, compiled, supported
 from core.system.native.ir import Code
 
 TILED = 3  # rows of x from which on codes are unpacked for all of them, until that was timed
@@ -26,15 +25,18 @@ SEVERAL = 4  # times that a thread takes some
 TOGETHER = 8  # rows of x that a thread prepares at a time
 GIVEN = 5  # numbers for each slot: those of `rows.Given`
 INDEX, COUNT, INTO = 1, 2, 3  # some of these
-ROWS = "rows"  # the way that multiplies one row of x at a time
+ROWS, TILES = "rows", "tiles"  # the ways: one row of x at a time, or several
 LONGEST = TIMED_ROWS[-1]
 NUMBERED = 1 << 16  # rows of x that are multiplied at once, at most
+
+Runs = Sequence[tuple[int, Sequence[int]]]
+"""(rows, addresses of slots): so many consecutive rows of x go through each slot."""
 
 
 def serves(matrix: Matrix) -> bool:
     """Whether this machine has kernels for a matrix, each of whose slots must have whole blocks."""
     partial = matrix.bits and matrix.inputs % 32 or matrix.blocks > 1 and matrix.own % _size(matrix)
-    return bool(widths()) and not partial
+    return supported() and not partial
 
 
 class CanonicalProducts:
@@ -90,10 +92,10 @@ class CanonicalProducts:
     @property
     def tiled(self) -> int:
         """Rows of x from which on codes are unpacked for all of them."""
-        timed = None if self._fixed else choice_of(self.kind, ROWS).timed
-        if timed is not self._timed:
-            self._timed = timed
-            self._tiled = TILED if timed is None else _threshold(timed)
+        found = None if self._fixed else timed(self.kind)
+        if found is not self._timed:
+            self._timed = found
+            self._tiled = TILED if found is None else _threshold(found)
         return self._tiled
 
     def choose(self, threads: int) -> None:
@@ -214,7 +216,7 @@ def _prepare(matrix: Matrix, dtype: torch.dtype) -> int:
     with code.loop("%from", "%to") as each:
         source = code.at(x, code.let(f"mul i64 {each.index}, {row}"))
         code.do(f"call void @{name}(ptr {source}, ptr {code.at(into, each.index, size)})")
-    return address(compiled(one, code, width=32)["prepare"])
+    return address(compiled(one, code)["prepare"])
 
 
 @functools.cache
@@ -255,4 +257,4 @@ def _multiply(matrix: Matrix, out: torch.dtype) -> int:
         header = every.at(headers, one, 8 * GIVEN)
         with every.loop(0, every.least(every.load("i64", every.at(header, 8 * COUNT), 8), 1)):  # of no row, nothing
             every.do(f"call void @some(ptr {header}, ptr {slot}, i64 {first}, i64 {last}, i64 {tiled})")
-    return address(compiled(*unpacking, code, every, width=32)["multiply"])
+    return address(compiled(*unpacking, code, every)["multiply"])

@@ -23,7 +23,6 @@ from core.memory.codec.fast.rows import (
 )
 from core.memory.codec.fast.shares import Step, slots_of
 from core.memory.codec.matrix import Matrix, Part
-from core.memory.codec.native.tiles import transposed
 from core.system.native import numbers
 from core.system.native.ir import Code, fp32, splat
 
@@ -277,3 +276,18 @@ class _Tiles:
             scale = numbers.load(code, code.at(self._slots[0], by_row.at), row, LANES, by_row.dtype)
             y = code.let(f"fmul {FLOATS} {y}, {scale}")
         numbers.store(code, y, self._given.result(code, state), row, LANES, out)
+
+
+def transposed(code: Code, kind: str, rows: list[str]) -> list[str]:
+    """As many vectors of a kind as each has numbers, a power of two: the halves of blocks of 1, 2, 4 and 8 numbers
+    change places."""
+    count, size = len(rows), 1
+    while size < count:
+        low = [count + i - size if i & size else i for i in range(count)]
+        high = [place + size for place in low]
+        made = list(rows)
+        for i in (i for i in range(count) if not i & size):
+            made[i] = code.pick(kind, rows[i], low, rows[i + size])
+            made[i + size] = code.pick(kind, rows[i], high, rows[i + size])
+        rows, size = made, 2 * size
+    return rows

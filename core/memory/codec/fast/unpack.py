@@ -21,9 +21,11 @@ def serves(matrix: Matrix) -> bool:
     return not matrix.transposed and not (matrix.bits and (matrix.inputs % SOME or matrix.group % LANES))
 
 
-def unpacked(code: Code, matrix: Matrix, slot: str, row: str, first: str, count: int = SOME) -> list[str]:
+def unpacked(
+    code: Code, matrix: Matrix, slot: str, row: str, first: str, count: int = SOME, *, fused: bool = True
+) -> list[str]:
     """`count` weights, at most SOME, of a row from `first`, a multiple of SOME, on: eight in each vector, 0 after the
-    last one. Codes come SOME at a time."""
+    last one. Codes come SOME at a time. Without `fused` a weight is rounded before its zero is added, too."""
     if not matrix.bits:
         begin = code.at(code.at(slot, matrix.codes.at), row, matrix.inputs * matrix.codes.dtype.itemsize)
         return [
@@ -41,10 +43,11 @@ def unpacked(code: Code, matrix: Matrix, slot: str, row: str, first: str, count:
             scale = code.let(f"fmul {FLOATS} {scale}, {by_row}") if by_row else scale
             zero = _shared(code, matrix, slot, row, group, matrix.zero) if matrix.zero else ""
         entry = _entries(code, matrix, slot, row, code.add(first, at))
-        if zero:
+        if zero and fused:
             found.append(code.fma(entry, scale, zero))
         else:
-            found.append(code.let(f"fmul {FLOATS} {entry}, {scale}"))
+            entry = code.let(f"fmul {FLOATS} {entry}, {scale}")
+            found.append(code.let(f"fadd {FLOATS} {entry}, {zero}") if zero else entry)
     return found
 
 

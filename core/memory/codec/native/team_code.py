@@ -1,4 +1,4 @@
-"""What the threads of a team run, as LLVM instructions: they take units of a product until none is left."""
+"""What the threads of a team run, as LLVM instructions: steps one after the other, of each of which they take parts."""
 
 import functools
 import struct
@@ -9,30 +9,17 @@ from core.system.native.ir import Code
 LINE = 64  # bytes: fields written by different threads lie in different cache lines
 NEXT, OPEN, INSIDE, GIVE_UP, FIELDS = (LINE * i for i in range(5))
 SPENT = GIVE_UP + 8  # clock ticks that sequences took, all together
-NAMES = (
-    "units",
-    "parts",
-    "rows",
-    "outputs",
-    "kernel",
-    "states",
-    "stride",
-    "slots",
-    "out",
-    "out_stride",
-    "shared",
-    "prepare",
-    "x",
-    "x_stride",
-    "given",
-    "state_bytes",
-    "parallel",
-)
+NAMES = ("kernel", "arguments", "units", "some", "parts", "helpers", "parallel")
 FORM = struct.Struct(f"{len(NAMES)}q")
+STEP = struct.Struct("4q")  # the first four: of a kernel (arguments, from, to) the units, and how many are a part
+
+
+def _place(code: Code, name: str) -> str:
+    return code.at("%job", FIELDS + NAMES.index(name) * 8)
 
 
 def _field(code: Code, name: str, kind: str = "i64") -> str:
-    return code.load(kind, code.at("%job", FIELDS + NAMES.index(name) * 8), 8)
+    return code.load(kind, _place(code, name), 8)
 
 
 def _atomic(code: Code, operation: str, place: int) -> str:
@@ -44,47 +31,20 @@ def _look(code: Code, place: int) -> str:
 
 
 def _drain() -> Code:
-    """Generates @drain(job): compute units until none is left. A unit is a range of rows of one product."""
+    """Generates @drain(job): compute parts of the step until none is left."""
     code = Code("void @drain(ptr %job)")
-    units, parts, rows, outputs = (_field(code, name) for name in ("units", "parts", "rows", "outputs"))
-    kernel, states, slots, out = (_field(code, name, "ptr") for name in ("kernel", "states", "slots", "out"))
-    stride, out_stride = _field(code, "stride"), _field(code, "out_stride")
+    kernel, arguments = (_field(code, name, "ptr") for name in ("kernel", "arguments"))
+    units, some, parts = (_field(code, name) for name in ("units", "some", "parts"))
     code.do("br label %take")
     code.begin("take")
-    unit = _atomic(code, "add", NEXT)
-    code.do(f"br i1 {code.let(f'icmp slt i64 {unit}, {units}')}, label %compute, label %over")
+    part = _atomic(code, "add", NEXT)
+    code.do(f"br i1 {code.let(f'icmp slt i64 {part}, {parts}')}, label %compute, label %over")
     code.begin("compute")
-    one, part = code.let(f"udiv i64 {unit}, {parts}"), code.let(f"urem i64 {unit}, {parts}")
-    first = code.times(part, rows)
-    last = code.least(code.add(first, rows), outputs)
-    slot = code.load("ptr", code.at(slots, one, 8), 8)
-    code.do(
-        f"call void {kernel}(ptr {code.at(states, code.times(one, stride))}, ptr {slot}, "
-        f"ptr {code.at(out, code.times(one, out_stride))}, i64 {first}, i64 {last})"
-    )
+    first = code.times(part, some)
+    last = code.least(code.add(first, some), units)
+    code.do(f"call void {kernel}(ptr {arguments}, i64 {first}, i64 {last})")
     code.do("br label %take")
     code.begin("over")
-    return code
-
-
-def _begin(code: Code) -> None:
-    """Prepare the given states; no unit is taken."""
-    prepare, x, states = (_field(code, name, "ptr") for name in ("prepare", "x", "states"))
-    x_stride, state_bytes = _field(code, "x_stride"), _field(code, "state_bytes")
-    with code.loop(0, _field(code, "given")) as each:
-        code.do(
-            f"call void {prepare}(ptr {code.at(x, code.times(each.index, x_stride))}, "
-            f"ptr {code.at(states, code.times(each.index, state_bytes))})"
-        )
-    code.do(f"store atomic i64 0, ptr {code.at('%job', NEXT)} seq_cst, align 8")
-
-
-def _spread() -> Code:
-    """Generates @spread(job): as @run, together with torch's threads."""
-    code = Code("void @spread(ptr %job)")
-    _begin(code)
-    threads = code.let(f"trunc i64 {_field(code, 'shared')} to i32")
-    code.do(f"call void {_field(code, 'parallel', 'ptr')}(ptr @drain, ptr %job, i32 {threads}, i32 0)")
     return code
 
 
@@ -104,10 +64,9 @@ def pause(code: Code, turn: str) -> None:
 
 
 def _run() -> Code:
-    """Generates @run(job): prepare the given states, then compute all units, together with the helpers."""
+    """Generates @run(job): compute the step together with the helpers."""
     code = Code("void @run(ptr %job)")
-    _begin(code)
-    code.do(f"store atomic i64 {_field(code, 'shared')}, ptr {code.at('%job', OPEN)} seq_cst, align 8")
+    code.do(f"store atomic i64 {_field(code, 'helpers')}, ptr {code.at('%job', OPEN)} seq_cst, align 8")
     code.do("call void @drain(ptr %job)")
     code.do(f"store atomic i64 0, ptr {code.at('%job', OPEN)} seq_cst, align 8")
     code.do("br label %computed")
@@ -123,7 +82,7 @@ def _run() -> Code:
 
 
 def _help() -> Code:
-    """Generates @help(job, patience): take part in products until none was open for `patience` ticks."""
+    """Generates @help(job, patience): take part in steps until none was open for `patience` ticks."""
     code = Code("void @help(ptr %job, i64 %patience)")
     code.do("br label %fresh")
     code.begin("fresh")
@@ -152,23 +111,14 @@ def _help() -> Code:
     return code
 
 
-STEP = struct.Struct("4q")  # address of a kernel (arguments, from, to), its arguments, units, and units at a time
-
-
-def _step() -> Code:
-    """Generates @step(step, slot, nothing, from, to): some units of a step."""
-    code = Code("void @step(ptr %step, ptr %slot, ptr %nothing, i64 %from, i64 %to)")
-    kernel, arguments = (code.load("ptr", code.at("%step", 8 * i), 8) for i in range(2))
-    code.do(f"call void {kernel}(ptr {arguments}, i64 %from, i64 %to)")
-    return code
-
-
 def _sequence() -> Code:
     """Generates @sequence(job, stop, steps, count): one step after the other. Those of one part are computed at once,
-    others together with the helpers. One of one part that writes at `stop` is the last; how many were computed is there
-    then. Adds the ticks that all of it took to those at SPENT."""
+    others together with the helpers, or with torch's threads where `parallel` is what starts these. One of one part
+    that writes at `stop` is the last; how many were computed is there then. Adds the ticks that all of it took to those
+    at SPENT."""
     code = Code("void @sequence(ptr %job, ptr %stop, ptr %steps, i64 %count)")
-    shared = code.let(f"icmp sgt i64 {_field(code, 'shared')}, 0")
+    helpers, parallel = _field(code, "helpers"), _field(code, "parallel", "ptr")
+    shared, threads = code.let(f"icmp sgt i64 {helpers}, 0"), code.let(f"trunc i64 {code.add(helpers, 1)} to i32")
     began, spent = code.call("i64", "llvm.readcyclecounter"), code.at("%job", SPENT)
     with code.loop(0, "%count") as each:
         step = code.at("%steps", each.index, STEP.size)
@@ -186,9 +136,17 @@ def _sequence() -> Code:
         code.do("br label %ended")
         code.begin(f"{label}.shared")
         parts = code.let(f"udiv i64 {code.add(units, code.let(f'sub i64 {some}, 1'))}, {some}")
-        for name, value in (("units", parts), ("parts", parts), ("rows", some), ("outputs", units), ("given", "0")):
-            code.store("i64", value, code.at("%job", FIELDS + NAMES.index(name) * 8), 8)
-        code.store("ptr", step, code.at("%job", FIELDS + NAMES.index("states") * 8), 8)
+        for name, value in (("kernel", kernel), ("arguments", arguments)):
+            code.store("ptr", value, _place(code, name), 8)
+        for name, value in (("units", units), ("some", some), ("parts", parts)):
+            code.store("i64", value, _place(code, name), 8)
+        code.do(f"store atomic i64 0, ptr {code.at('%job', NEXT)} seq_cst, align 8")
+        own = code.let(f"icmp eq ptr {parallel}, null")
+        code.do(f"br i1 {own}, label %{label}.own, label %{label}.torchs")
+        code.begin(f"{label}.torchs")
+        code.do(f"call void {parallel}(ptr @drain, ptr %job, i32 {threads}, i32 0)")
+        code.do(f"br label %{label}.over")
+        code.begin(f"{label}.own")
         code.do("call void @run(ptr %job)")
         code.do(f"br label %{label}.over")
         code.begin(f"{label}.over")
@@ -208,4 +166,4 @@ def _clock() -> Code:
 
 @functools.cache
 def functions() -> dict[str, Function]:
-    return compiled(_drain(), _run(), _spread(), _help(), _step(), _sequence(), _clock(), width=32)
+    return compiled(_drain(), _run(), _help(), _sequence(), _clock())

@@ -1,10 +1,10 @@
-"""Several threads that share the rows of one product, each taking a few at a time.
+"""Several threads that share the units of a step, each taking a few at a time.
 
-A product takes microseconds, less than waking a thread. So helper threads spin for a while after each product, in
-native code and without the GIL, and sleep when none follows. The caller never waits for a sleeping helper: it computes
-the remaining rows itself, and all of them where other programs want the processors (`core.system.native.contention`).
-In a prompt, where torch's operations come between, its own threads share them (`core.system.native.openmp`). Results do
-not depend on which thread computes a row.
+A step takes microseconds, less than waking a thread. So helper threads spin for a while after each one, in native code
+and without the GIL, and sleep when none follows. The caller never waits for a sleeping helper: it computes the rest
+itself, and all of it where other programs want the processors (`core.system.native.contention`). In a prompt, where
+torch's operations come between, its own threads share steps (`core.system.native.openmp`). Results do not depend on
+which thread computes a unit.
 """
 
 import ctypes
@@ -12,32 +12,26 @@ import functools
 import os
 import threading
 import time
-from collections.abc import Sequence
 from typing import Self
 
 import torch
 
 from core.memory.codec.native.team_code import FIELDS, FORM, GIVE_UP, LINE, SPENT, functions
 from core.system.native import openmp
-from core.system.native.compile import address
 from core.system.native.contention import watch
 
-PATIENCE = 1_000_000  # CPU clock ticks: about 0.4 ms, more than the gap between two products
+PATIENCE = 1_000_000  # CPU clock ticks: about 0.4 ms, more than the gap between two runs of steps
 WORTH_IT = 128 << 10  # bytes of weights: below this, other threads would join too late
-PART = 32 << 10  # bytes of weights per unit of work
-MULTIPLE = 4  # rows that a unit has a multiple of
-MOST = 4096  # products per call
+PART = 32 << 10  # bytes of weights that a thread takes at a time, at least
 TORCHS = 0  # in place of a number of threads: those of torch
 
 
 class Team:
-    """Helper threads and memory of a caller. A thread claims the team, computes one product after another, and releases
-    it."""
+    """Helper threads and memory of a caller. A thread claims the team, computes runs of steps, and releases it."""
 
     def __init__(self, alone: bool) -> None:
         made = functions()
-        self._run, self._spread, self._help = made["run"], made["spread"], made["help"]
-        self._sequence, self._step = made["sequence"], address(made["step"])
+        self._help, self._sequence = made["help"], made["sequence"]
         self._alone, self._lock, self._closing = alone, threading.Lock(), False
         self._job = (ctypes.c_char * (LINE + FIELDS + FORM.size))()
         self._job_at = -(-ctypes.addressof(self._job) // LINE) * LINE
@@ -46,8 +40,6 @@ class Team:
         self.spent = ctypes.c_int64.from_address(self._job_at + SPENT)
         """Ticks that its callers' steps have taken."""
         self._pack = FORM.pack_into
-        self._slots = (ctypes.c_int64 * MOST)()
-        self._slots_at = ctypes.addressof(self._slots)
         self._memory: dict[object, tuple[int, int, object]] = {}  # address, bytes, owning object
         self._helpers: list[threading.Event] = []
 
@@ -60,75 +52,23 @@ class Team:
             kept = self._memory[owner] = -(-ctypes.addressof(whole) // LINE) * LINE, size, whole
         return kept[0]
 
-    def run(
-        self,
-        slots: Sequence[int],
-        outputs: int,
-        row_bytes: int,
-        kernel: int,
-        states: int,
-        stride: int,
-        out: int,
-        out_stride: int,
-        prepare: int = 0,
-        x: int = 0,
-        x_stride: int = 0,
-        given: int = 0,
-        state_bytes: int = 0,
-        unit: int = 0,
-    ) -> None:
-        """Call kernel(states + i * stride, slots[i], out + i * out_stride, from, to) for every i and all rows, of
-        `row_bytes` bytes of codes; before it prepare(x + i * x_stride, states + i * state_bytes) for `given` states.
-        Strides are in bytes; arguments without another meaning are addresses. At most MOST slots. `unit`: rows that a
-        thread takes at a time, 0 = by their bytes."""
-        count, parallel = len(slots), openmp.entry() if _used == TORCHS else 0
-        threads = torch.get_num_threads() if parallel else 1 if watch.look() else _used
-        self._slots[:count] = slots  # type: ignore[call-overload]  # any sequence will do
-        if threads > 1 and not self._alone and count * outputs * row_bytes >= WORTH_IT:
-            rows = unit or min(max(MULTIPLE, PART // row_bytes & -MULTIPLE), outputs)
-            parts = -(-outputs // rows)
-            if not parallel:
-                self._wake(threads - 1)
-        else:
-            parallel = 0
-            rows, parts, threads = outputs, 1, 0
-        self._pack(
-            self._job,
-            self._fields_at,
-            count * parts,
-            parts,
-            rows,
-            outputs,
-            kernel,
-            states,
-            stride,
-            self._slots_at,
-            out,
-            out_stride,
-            threads,
-            prepare,
-            x,
-            x_stride,
-            given,
-            state_bytes,
-            parallel,
-        )
-        (self._spread if parallel else self._run)(self._job_at)
-
     def run_steps(self, stop: int, steps: int, count: int) -> None:
         """Compute `count` steps, STEPs at an address, one after the other. `stop`: the address of a 0, where a step may
         write that it is the last; then it is the number of those that were computed."""
-        threads = 1 if self._alone or watch.look() else max(1, _used - _lent)
+        parallel = openmp.entry() if _used == TORCHS and not self._alone else 0
+        if parallel:
+            self._sequence(self.begin_steps(torch.get_num_threads() - 1, 0, parallel), stop, steps, count)
+            return
+        wanted = _used if _used != TORCHS else torch.get_num_threads()
+        threads = 1 if self._alone or watch.look() else max(1, wanted - _lent)
         self._sequence(self.begin_steps(threads - 1, threads - 1), stop, steps, count)
 
-    def begin_steps(self, shared: int, helpers: int) -> int:
-        """Steps are computed next, which threads share where `shared` > 0; wakes so many helpers -> the address of what
-        they share."""
+    def begin_steps(self, shared: int, helpers: int, parallel: int = 0) -> int:
+        """Steps are computed next, which so many threads share with the caller; wakes `helpers` -> the address of what
+        they share. `parallel`: the address of what starts torch's threads in place of ours."""
         if helpers > 0:
             self._wake(helpers)
-        self._slots[0] = 0
-        job = (0, 1, 1, 1, self._step, 0, 0, self._slots_at, 0, 0, shared, 0, 0, 0, 0, 0, 0)
-        self._pack(self._job, self._fields_at, *job)
+        self._pack(self._job, self._fields_at, 0, 0, 0, 0, 0, shared, parallel)
         return self._job_at
 
     def close(self) -> None:
@@ -170,8 +110,8 @@ _used = 1
 
 
 def share(threads: int) -> None:
-    """Set the number of threads that share each product, for all callers; TORCHS: as many as torch has, and the very
-    same where they can be had, else one."""
+    """Set the number of threads that share each step, for all callers; TORCHS: as many as torch has, and the very
+    same where they can be had."""
     global _used
     _used = threads
 

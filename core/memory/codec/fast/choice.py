@@ -1,8 +1,7 @@
-"""Which way of computing a product is taken for how many rows: the one that was fastest when this machine tried them.
+"""Which way of computing a product is the fastest for how many rows: as this machine was timed.
 
-A way is taken by the rows of one expert (or of a dense layer) alone, so that nothing else changes the bits of a result.
-Until a model was loaded, or where a matrix is too small to be worth it, there is one way for all rows. What was timed
-holds for the process, and is kept in a file, where one is named, for later ones on the same machine.
+All ways have the same bits. What was timed holds for the process, and is kept in a file, where one is named, for later
+ones on the same machine.
 """
 
 import logging
@@ -12,8 +11,6 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
-
-import torch
 
 from core import __version__
 from core.system import kept_file
@@ -25,7 +22,6 @@ ROWS = (4, 16, 64)  # that are timed; between them times are taken to grow evenl
 REPEATS = 3  # of which the least counts: other programs only ever add to it
 HOPELESS = 3.0  # times the least: a way that is further off is not repeated, nor tried for more rows if it falls behind
 VERSION = 2  # of the ways: to be raised when one of them is computed in another manner
-CODES, TILES, TORCH = "codes", "tiles", "torch"  # the ways
 
 Way = Callable[[int], object]
 """Computes the product of a number of rows."""
@@ -84,46 +80,23 @@ def _falls_behind(found: Mapping[str, list[float]], name: str, first: str) -> bo
     return len(one) > 1 and one[-1] - one[-2] > other[-1] - other[-2]
 
 
-class Choice:
-    """The way of one kind of product, by rows."""
-
-    def __init__(self, usual: str) -> None:
-        """`usual`: for a single row, whose time the load measures as part of a token's, and while nothing is timed."""
-        self.usual = usual
-        self.timed: Timed | None = None
-        self._ways: dict[int, str] = {}
-
-    def way(self, rows: int) -> str:
-        """The way for `rows`."""
-        if rows <= 1 or self.timed is None:
-            return self.usual
-        if rows not in self._ways:
-            self._ways[rows] = self.timed.fastest(rows)
-        return self._ways[rows]
-
-    def use(self, timed: Timed | None) -> None:
-        """Choose by these times from now on; None = the usual way for all rows."""
-        self.timed = timed
-        self._ways.clear()
-
-
-_choices: dict[str, Choice] = {}
+_timed: dict[str, Timed] = {}  # by kind
 _file: Path | None = None
 
 
-def choice_of(kind: str, usual: str) -> Choice:
-    """The choice for a kind of product: the same object for all that have this kind."""
-    return _choices.setdefault(kind, Choice(usual))
+def timed(kind: str) -> Timed | None:
+    """What was timed of a kind of product, if it was."""
+    return _timed.get(kind)
 
 
 def known() -> dict[str, Timed]:
     """What was timed, by kind."""
-    return {kind: one.timed for kind, one in _choices.items() if one.timed is not None}
+    return dict(_timed)
 
 
 def kept_in(file: Path) -> dict[str, Timed]:
     """What a file has for this machine, by kind and threads."""
-    return {place: timed for place, kept in _kept(file).items() if (timed := _timed(kept, kept)) is not None}
+    return {place: timed for place, kept in _kept(file).items() if (timed := _read(kept, kept)) is not None}
 
 
 def keep_in(file: Path | None) -> None:
@@ -132,22 +105,17 @@ def keep_in(file: Path | None) -> None:
     _file = file
 
 
-def choose(kind: str, ways: Mapping[str, Way], threads: int, share: int = 1, clock: Clock = CLOCK) -> None:
-    """Time the ways of a kind of product, the usual one first, unless that is known. They compute with one thread,
-    which tells them apart as well as the `threads` of a prompt, and on a busy machine better. `share`: by how much
-    torch's own way is then faster than the others, where only torch's products have all threads."""
-    one = choice_of(kind, next(iter(ways)))
-    if one.timed is None:
-        place, kept = f"{kind}, {threads} threads", _kept(_file)
-        timed = _timed(kept.get(place), ways)
-        if timed is None:
-            timed = measure(ways, clock)
-            if share > 1 and TORCH in timed.seconds:
-                shared = tuple(seconds / share for seconds in timed.seconds[TORCH])
-                timed = Timed({**timed.seconds, TORCH: shared})
-            products = {**kept, place: timed.seconds}
-            kept_file.replace(_file, {"machine": machine(), "products": products}, log)
-        one.use(timed)
+def choose(kind: str, ways: Mapping[str, Way], threads: int, clock: Clock = CLOCK) -> None:
+    """Time the ways of a kind of product, the usual one first, unless that is known for so many `threads`."""
+    if kind in _timed:
+        return
+    place, kept = f"{kind}, {threads} threads", _kept(_file)
+    found = _read(kept.get(place), ways)
+    if found is None:
+        found = measure(ways, clock)
+        products = {**kept, place: found.seconds}
+        kept_file.replace(_file, {"machine": machine(), "products": products}, log)
+    _timed[kind] = found
 
 
 def machine() -> dict[str, object]:
@@ -156,9 +124,6 @@ def machine() -> dict[str, object]:
         "processor": processor(),
         "cores": os.cpu_count(),
         "system": platform.system(),
-        "torch": torch.__version__,
-        "torch_uses": torch.backends.cpu.get_cpu_capability(),
-        "onednn_limit": os.environ.get("ONEDNN_MAX_CPU_ISA", ""),
         "moestro": __version__,
         "version": VERSION,
         "rows": list(ROWS),
@@ -172,7 +137,7 @@ def _kept(file: Path | None) -> dict[str, Any]:
     return products if isinstance(products, dict) else {}
 
 
-def _timed(kept: object, ways: Iterable[str]) -> Timed | None:
+def _read(kept: object, ways: Iterable[str]) -> Timed | None:
     """Times out of a file; None where they are not those of these ways."""
     if not isinstance(kept, dict) or list(kept) != list(ways):
         return None

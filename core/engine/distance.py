@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 import torch
 
-from core.engine.arithmetic import Distance
+from core.engine.arithmetic import ENOUGH, Distance
 from core.engine.passages import STRETCH, WINDOW
 from core.engine.quality.interval import mean_error
 from core.memory.store import Cancelled
@@ -20,7 +20,8 @@ from core.runtime.kv_cache import KVCache
 from core.runtime.pipeline import Pipeline, Stop, Stopped
 
 PIECES = 11  # of text that a load's measurement reads at most: 1,136 tokens
-SECONDS = 20.0  # that it takes at most, unless the first piece alone takes longer
+SECONDS = 20.0  # that it takes at most, ...
+LONGEST = 120.0  # ... or this, until ENOUGH tokens were read
 FIRST = 16  # tokens of the first piece
 ROWS = 16  # whose logits are compared at once: float64 of a large vocabulary
 
@@ -49,16 +50,21 @@ def read(pipeline: Pipeline, kv: KVCache, ids: Sequence[int], chunk: int, stop: 
 
 
 def within(
-    pieces: Sequence[Sequence[int]], seconds: float = SECONDS, clock: Callable[[], float] = time.perf_counter
+    pieces: Sequence[Sequence[int]],
+    seconds: float = SECONDS,
+    longest: float = LONGEST,
+    clock: Callable[[], float] = time.perf_counter,
 ) -> Iterator[Sequence[int]]:
     """The pieces in turn, the first of them cut to FIRST predicted tokens, the next to twice as many, and so on, for as
-    long as the next one is over in time if it takes twice as long as the last one, or as many times as it is longer."""
-    began_s = clock()
+    long as the next one is over in time if it takes twice as long as the last one, or as many times as it is longer.
+    In time is within `seconds`, or within `longest` while fewer tokens than ENOUGH were read."""
+    began_s, tokens = clock(), 0
     for at, piece in enumerate(pieces):
         piece_s, width = clock(), min(FIRST << at, WINDOW)
         yield piece[: width + 1]
-        now_s = clock()
-        if (now_s - began_s) + (now_s - piece_s) * (2 if width < WINDOW else 1) > seconds:
+        now_s, tokens = clock(), tokens + min(width, len(piece) - 1)
+        limit = seconds if tokens >= ENOUGH else max(seconds, longest)
+        if (now_s - began_s) + (now_s - piece_s) * (2 if width < WINDOW else 1) > limit:
             return
 
 

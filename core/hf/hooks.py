@@ -2,9 +2,8 @@
 
 Every experts module gets an instance `forward` that shadows its class's: the same call as transformers' experts
 interface would make, without its overhead. The name registered with that interface is used to load a model without
-experts. Dense layers get a `forward` too, where that is faster (core.hf.fast_linear), and on a GPU so do norms
-(core.hf.fused_rmsnorm) and attention, in which rotary embeddings are then computed at once (core.hf.rotary). State is
-kept on the modules and in `Installed`; this module has none.
+experts. On a GPU norms (core.hf.fused_rmsnorm) get a `forward`, too, and so does attention, in which rotary embeddings
+are then computed at once (core.hf.rotary). State is kept on the modules and in `Installed`; this module has none.
 """
 
 from __future__ import annotations

@@ -226,15 +226,16 @@ def test_as_much_text_is_read_as_time_allows() -> None:
         def now() -> float:
             return seconds_a_piece * len(found) + seconds_a_token * sum(found)
 
-        for piece in within([range(129)] * 11, 20.0, now):
+        for piece in within([range(129)] * 11, 20.0, 120.0, now):
             found += [len(piece) - 1]
-        assert now() <= 20.0 or len(found) == 1
+        assert now() <= (20.0 if sum(found) > 112 else 120.0) or len(found) == 1
         return found
 
     assert widths(0.0, 0.001) == [16, 32, 64, *[128] * 8]
     assert widths(0.0, 0.05) == [16, 32, 64, 128, 128], "18.4 s, and one more would take 6.4"
     assert widths(3.0, 0.0) == [16, 32, 64, 128, 128, 128]
-    assert widths(30.0, 0.0) == [16]
+    assert widths(30.0, 0.0) == [16, 32, 64], "as many as are enough to tell"
+    assert widths(0.0, 3.0) == [16], "96 s more would be too late"
 
 
 def test_the_error_is_that_of_stretches() -> None:

@@ -34,7 +34,7 @@ def test_every_load_has_the_link_of_the_first_until_its_file_is_gone(
 ) -> None:
     times = iter([9.0, 6.0, 8.0, *[5.0] * 3, *[36.0] * 3, *[36.0] * 3, *[18.0] * 3])
     monkeypatch.setattr(wiring, "time_pass", lambda *about: next(times))
-    monkeypatch.setattr(wiring, "choose_threads", lambda *about, own=False: (wiring.Threads(own=own), 1.0))
+    monkeypatch.setattr(wiring, "choose_threads", lambda *about, ours=False, own=False: (wiring.Threads(own=own), 1.0))
     first = gbps()
     assert gbps() == gbps() == first, "whatever these took"
     (row,) = kept_pace.kept_in(kept)

@@ -53,7 +53,7 @@ class FakeKernels:
     def dequantized(self, part: str, slots: Sequence[torch.Tensor]) -> Iterator[tuple[int, torch.Tensor]]:
         for at, slot in enumerate(slots):
             weight = self._codec.dequantize(self._codec.views(slot), part)
-            yield at, (weight.t() if self._codec.is_transposed else weight)[None].contiguous()
+            yield at, (weight.t() if self._codec.is_transposed else weight)[None].contiguous().to(slot.device)
 
     def _rows(self, part: str, count: int, addresses: Callable[[], Sequence[int]], x: torch.Tensor) -> torch.Tensor:
         out = x.new_empty(count, self.outputs(part))

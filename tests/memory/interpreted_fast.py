@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 
 from core.memory.codec import Numbers, PartSpec, make_codec
 from core.memory.codec.base import Base
-from core.memory.codec.fast import portable
 from core.memory.codec.fast.gpu.launch import GpuProducts, Groups
 from core.memory.codec.matrix import Matrix, Part, matrix
 from core.runtime.program.combine import FIELDS, Combine
@@ -21,6 +20,7 @@ from core.runtime.program.gpu.experts import GpuExperts, Where
 from core.runtime.program.row_steps import RowSteps
 from core.system.native.compile import supported
 from tests.kernel_cases import CODED, gate, interleaved
+from tests.memory.fast import product_oracle
 from tests.memory.fast.test_canonical import PLAIN, case, inputs_of, rows
 
 UNHURRIED = settings(derandomize=True, database=None, deadline=None, suppress_health_check=list(HealthCheck))
@@ -92,13 +92,13 @@ def products(
     one, slots, _ = case(name, outputs, inputs_of(name, blocks), len(counts))
     products, x = GpuProducts(one), rows(sum(counts), one.inputs, dtype)
     label = f"{name} {outputs} x {one.inputs} {counts} {dtype} {out}"
-    each = [portable.product(one, slot, x[i : i + 1]) for i, slot in enumerate(slots)]
+    each = [product_oracle.product(one, slot, x[i : i + 1]) for i, slot in enumerate(slots)]
     differ[label] = differing(products.few([*slots], x[: len(counts)], out), torch.cat(each).to(out))
     index = torch.arange(len(x)).flip(0)
     ends = torch.tensor([0, *counts]).cumsum(0)
     groups = Groups(torch.tensor([slot.data_ptr() for slot in slots]), torch.arange(len(counts)), ends.int(), index)
     parts = zip(slots, x[index].split(counts), strict=True)
-    wanted = torch.cat([portable.product(one, slot, some) for slot, some in parts]).to(out)
+    wanted = torch.cat([product_oracle.product(one, slot, some) for slot, some in parts]).to(out)
     differ[f"{label} several"] = differing(products.several(groups, x, out), wanted)
 
 
@@ -113,7 +113,7 @@ def odd_numbers(differ: dict[str, int], formats: tuple[str, ...]) -> None:
         x[-1, ::32] = 127.0
         products = GpuProducts(one)
         got = torch.cat([products.few([slots[0]], row[None]) for row in x])
-        differ[f"{name} odd"] = differing(got, portable.product(one, slots[0], x))
+        differ[f"{name} odd"] = differing(got, product_oracle.product(one, slots[0], x))
 
 
 def turned(differ: dict[str, int]) -> None:
@@ -123,7 +123,7 @@ def turned(differ: dict[str, int]) -> None:
     one = Matrix(7, 76, True, 0, 0, "", Part(0, torch.float16), None, None, None, None)
     x = rows(2, 76, torch.float32)
     got = torch.cat([GpuProducts(one).few([slot], row[None]) for row in x])
-    differ["turned"] = differing(got, portable.product(one, slot, x))
+    differ["turned"] = differing(got, product_oracle.product(one, slot, x))
 
 
 def rounded_once(differ: dict[str, int]) -> None:

@@ -7,7 +7,6 @@ from typing import Any, NamedTuple
 
 import torch
 
-from core.memory.codec.fast import portable
 from core.memory.codec.fast.gpu.dense import DenseKernels, Placed
 from core.memory.codec.fast.steps import named, single
 from core.memory.codec.kernels import ByTriton, Launcher
@@ -18,6 +17,7 @@ from core.runtime.program.gpu import layer
 from core.runtime.program.rms import Norm
 from core.runtime.program.rotate import Rotate
 from core.runtime.program.route import Route
+from tests.memory.fast import product_oracle
 from tests.memory.fast.test_canonical import case, rows
 from tests.memory.interpreted_fast import GATES
 from tests.runtime.program.calls import drawn
@@ -241,7 +241,7 @@ def multiplied(names: tuple[tuple[str, int], ...], count: int) -> int:
     """Of some rows by several matrices at once, with a bias and without."""
     cases = [case(name, outputs, 192) for name, outputs in names]
     x = rows(count, 192, FP32)
-    wanted = torch.cat([portable.product(one, slots[0], x) for one, slots, _ in cases], 1)
+    wanted = torch.cat([product_oracle.product(one, slots[0], x) for one, slots, _ in cases], 1)
     here = [ON.there(slots[0]) for _, slots, _ in cases]
     placed = [Placed(one, slot.data_ptr()) for (one, _, _), slot in zip(cases, here, strict=True)]
     bias = drawn(1, wanted.shape[1]).to(BF16)

@@ -87,10 +87,8 @@ class Grouped(Base):
         if self.device.type != "cpu":
             sizes = [out * columns for out, columns in map(self.out_in, self.weights)]
             return max(n * self.dtype.itemsize + min(n, CUDA_CHUNK) * CHUNK_BYTES for n in sizes)
-        return max(
-            out * columns * self.dtype.itemsize + 4 * STEP * columns * 4
-            for out, columns in map(self.out_in, self.weights)
-        )
+        beside = 0 if self._served else 4 * STEP * 4  # for each column, where torch's operations dequantise
+        return max(columns * (out * self.dtype.itemsize + beside) for out, columns in map(self.out_in, self.weights))
 
     def dequantize(self, parts: SlotParts, part: str) -> torch.Tensor:
         weight = self._dequantized(parts, part)

@@ -50,9 +50,6 @@ TABLES: dict[str, tuple[float, ...]] = {
         113.0,
     ),
 }
-INTEGERS = {"nf4": 8191, "mxfp4": 2, "iq4_nl": 1}
-"""The integer that stands for 1.0 where codes are multiplied as integers; nf4: eight of it times the largest state fit
-into 32 bits."""
 CELLS = {"nf4": 8192, "mxfp4": 4, "iq4_nl": 2}
 """Cells per unit of a Grid."""
 

@@ -14,13 +14,14 @@ from hypothesis import strategies as st
 
 from core.memory.codec import ExpertParts, Numbers, PartSpec, in_blocks, make_codec
 from core.memory.codec.base import Base
-from core.memory.codec.fast import choice, portable
+from core.memory.codec.fast import choice
 from core.memory.codec.fast.choice import Timed
 from core.memory.codec.fast.products import LONGEST, ROWS, TILED, TILES, CanonicalProducts, serves
 from core.memory.codec.matrix import Matrix, Part, matrix
 from core.memory.codec.native.threads import share, shared_by
 from core.system.native.compile import supported
 from tests.kernel_cases import CODED, FEW
+from tests.memory.fast import product_oracle
 from tests.selection import examples, layered
 
 PLAIN = ("bfloat16", "float16", "float32")
@@ -78,7 +79,7 @@ def test_bits_are_the_portable_ones(format: str, outputs: int, blocks: int, coun
     assert serves(found)
     x = rows(count, found.inputs)
     got = CanonicalProducts(found, x.dtype, torch.float32).many(slots[0].data_ptr(), x)
-    assert torch.equal(got, portable.product(found, slots[0], x))
+    assert torch.equal(got, product_oracle.product(found, slots[0], x))
 
 
 @needs_kernels
@@ -96,7 +97,7 @@ def test_a_transposed_matrix_has_the_bits_of_the_other(stored: torch.dtype, outp
         one = Matrix(outputs, inputs, turned, 0, 0, "", Part(0, stored), None, None, None, None)
         assert serves(one)
         found.append(CanonicalProducts(one, x.dtype).many(slot.data_ptr(), x))
-        assert torch.equal(found[-1], portable.product(one, slot.view(-1).view(torch.uint8), x))
+        assert torch.equal(found[-1], product_oracle.product(one, slot.view(-1).view(torch.uint8), x))
         assert torch.equal(CanonicalProducts(one, x.dtype).many(slot.data_ptr(), x[2:3]), found[-1][2:3])
     assert torch.equal(*found)
 
@@ -174,7 +175,7 @@ def test_a_matrix_in_several_slots_has_the_bits_of_a_whole_one(
     wanted = CanonicalProducts(whole, x.dtype).many(slot.data_ptr(), x)
     got = CanonicalProducts(found, x.dtype).run([one.data_ptr() for one in slots], x, [count], x.dtype)
     assert torch.equal(got, wanted)
-    assert torch.equal(wanted, portable.product(whole, slot, x))
+    assert torch.equal(wanted, product_oracle.product(whole, slot, x))
 
 
 @needs_kernels
@@ -209,7 +210,7 @@ def test_odd_numbers_stay_in_their_row(format: str, value: float) -> None:
     x[2] = value
     products = CanonicalProducts(found, torch.float32)
     got = products.many(slots[0].data_ptr(), x)
-    wanted = portable.product(found, slots[0], x)
+    wanted = product_oracle.product(found, slots[0], x)
     assert torch.equal(got.nan_to_num(7.0), wanted.nan_to_num(7.0))
     others = [0, 1, 3, 4]
     assert torch.equal(got[others], products.many(slots[0].data_ptr(), x[others]))
@@ -246,5 +247,5 @@ def test_fma_rounds_once() -> None:
     """Where rounding the sum to fp64 first would give another number."""
     a, b = torch.tensor([1.0 + 2**-12]), torch.tensor([1.0 + 2**-12])
     # a * b = 1 + 2^-11 + 2^-24: half way between two numbers of fp32, and c decides far below fp64's last bit
-    assert portable.fma(a, b, torch.tensor([2.0**-80])).item() == 1 + 2**-11 + 2**-23
-    assert portable.fma(a, b, torch.tensor([-(2.0**-80)])).item() == 1 + 2**-11
+    assert product_oracle.fma(a, b, torch.tensor([2.0**-80])).item() == 1 + 2**-11 + 2**-23
+    assert product_oracle.fma(a, b, torch.tensor([-(2.0**-80)])).item() == 1 + 2**-11

@@ -8,10 +8,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from core.memory.codec.fast import portable
 from core.runtime.program import absorb
 from core.runtime.program.absorb import Absorb
 from tests.kernel_cases import CODED, FEW
+from tests.memory.fast import product_oracle
 from tests.memory.fast.test_canonical import GROUPS, case
 from tests.runtime.program import oracle
 from tests.runtime.program.calls import call, drawn, needs_kernels, same
@@ -41,7 +41,7 @@ def test_rows(
     (heads, keys, values), turned = shape, 3
     latent = blocks * GROUPS.get(format, 64) if format in CODED else blocks * 20
     matrix, slots, _ = case(format, heads * (keys + values), latent)
-    spec, weights = Absorb(matrix, heads, keys, values, turned), portable.weights(matrix, slots[0]).numpy()
+    spec, weights = Absorb(matrix, heads, keys, values, turned), product_oracle.weights(matrix, slots[0]).numpy()
     weights = weights.reshape(heads, keys + values, latent)
     x = drawn(seed, rows, heads, keys + turned, wild=wild)
     wanted = np.zeros((rows, heads, latent), np.float32)
@@ -61,4 +61,4 @@ def test_rows(
 @pytest.mark.parametrize("format", FORMATS)
 def test_weights_are_those_of_the_format(format: str) -> None:
     matrix, slots, dequantized = case(format, 24, 2 * GROUPS.get(format, 64))
-    torch.testing.assert_close(portable.weights(matrix, slots[0]), dequantized.float(), rtol=1e-2, atol=1e-3)
+    torch.testing.assert_close(product_oracle.weights(matrix, slots[0]), dequantized.float(), rtol=1e-2, atol=1e-3)

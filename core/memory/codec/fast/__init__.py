@@ -5,9 +5,11 @@
     rows.py      a row of codes times one row of x: for few rows of x
     tiles.py     eight rows of codes at once times several rows of x: for many
     plain.py     the same for plain numbers (bf16, fp16, fp32)
-    unpack.py    weights of a row in fp32, for kernels that sum in another direction
     products.py  calls the kernels
-    portable.py  the same function in torch: the oracle of all kernels, and what computes where there are none
+    choice.py    which of both ways was timed to be faster here
+    tests/memory/fast/product_oracle.py is the same function in torch: what all kernels are held against
+    unpack.py    weights of a row in fp32, for kernels that sum in another direction, and for ...
+    dequantize.py  ... matrices that torch multiplies in the reference arithmetic
 
 Codes. The inputs are cut into blocks of 16, 32 or 64, none of which crosses a group of the weights. A block of x is
 rounded to integers q = round_half_even(x / s), s = max|x| / 127 in fp32. The sum of (code - offset) * q over a block is

@@ -3,6 +3,8 @@ fit together, and its table shows them."""
 
 from collections.abc import Sequence
 from pathlib import Path
+from random import Random
+from statistics import median
 from typing import Any
 from xml.etree import ElementTree
 
@@ -89,6 +91,17 @@ def test_auto() -> None:
     (cell,) = one.result["cells"].values()
     assert cell["best"] in auto.FIXED and cell["auto"]["median"] > 0
     assert one.result["worst"] == one.result["median"] == cell["over_best"] and "EMULATED" in one.text
+
+
+def test_what_was_fast_by_chance_is_not_the_best() -> None:
+    """Each round is held against the setting that the others show to be the fastest."""
+    times = {kind: [20.0] * 3 for kind in auto.FIXED}
+    times |= {"lru": [1.0, 9.0, 9.0], "lcp": [5.0, 6.0, 7.0]}
+    assert auto.best_of_others(times) == [5.0, 6.0, 7.0]
+    draw = Random(0)
+    alike = {kind: [draw.gauss(1.0, 0.1) for _ in range(41)] for kind in auto.FIXED}
+    assert abs(median(auto.best_of_others(alike)) - 1.0) < 0.03
+    assert auto.best_of_others({kind: [at] for at, kind in enumerate(auto.FIXED)}) == [0]
 
 
 @pytest.mark.long(0.3)

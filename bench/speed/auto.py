@@ -35,11 +35,12 @@ WAIT = "lru"
 FIXED: Mapping[str, Mapping[str, object]] = {
     WAIT: {"eviction": "lru", "predictor": "none"},
     "lcp": {"eviction": "lcp", "predictor": "none"},
-    "gate": {"eviction": "lcp", "predictor": "gate", "prefetch_deadline": True},
-    "transitions": {"eviction": "lcp", "predictor": "transitions"},
-    "host": {"eviction": "lcp", "predictor": "none", "miss_placement": "host"},
-    "in place": {"eviction": "lcp", "predictor": "none", "miss_placement": "host", "host_threads": 0},
-    "measured": {"eviction": "lcp", "predictor": "none", "miss_placement": "measured"},
+    "lfru": {"eviction": "lfru", "predictor": "none"},
+    "gate": {"eviction": "lfru", "predictor": "gate", "prefetch_deadline": True},
+    "transitions": {"eviction": "lfru", "predictor": "transitions"},
+    "host": {"eviction": "lfru", "predictor": "none", "miss_placement": "host"},
+    "in place": {"eviction": "lfru", "predictor": "none", "miss_placement": "host", "host_threads": 0},
+    "measured": {"eviction": "lfru", "predictor": "none", "miss_placement": "measured"},
 }
 WORST, MEDIAN, OVER_WAIT = 1.15, 1.05, 1.03  # goals: over the best fixed settings, and over LRU without prefetching
 

@@ -261,7 +261,7 @@ PRESETS: tuple[Preset, ...] = (
         "likely ones, and verifies several guessed tokens at once, each where that is measured to save time.",
         "ours",
         {
-            "eviction": "lcp",
+            "eviction": "lfru",
             "predictor": "gate",
             "prefetch_deadline": True,
             "prefetch_auto": True,

@@ -35,11 +35,11 @@ def policy(host: Host) -> object:
 
 
 def test_the_policy_that_surely_hits_more_replaces_the_chosen_one(host: Host, says: Callable[..., None]) -> None:
-    assert policy(host) == "lcp"
+    assert policy(host) == "lfru"
     says(host, "lfu", 0.1, better=False)
     says(host, "lfu", 0.001)
     says(host, "lfu", 0.1, state="warming")
-    assert policy(host) == "lcp"
+    assert policy(host) == "lfru"
     says(host, "lfu", 0.1)
     assert policy(host) == "lfu"
     assert host.models.change("eviction", "lru") == ""
@@ -55,11 +55,11 @@ def test_the_next_load_begins_with_it_for_the_same_budget(tmp_path: Path, says: 
         assert policy(host) == "lfu" and host.remembered.auto == {"budget", "eviction"}
         assert host.models.change("budget", "40%") == ""
         host.auto.begun()
-        assert policy(host) == "lcp", "nothing is known of this budget"
+        assert policy(host) == "lfru", "nothing is known of this budget"
         assert host.models.change("budget", "62%") == ""
         host.remembered.put("auto_policies", {f"fake {host.models.settings['budget']}": "of another version"})
         host.auto.begun()
-        assert policy(host) == "lcp"
+        assert policy(host) == "lfru"
 
 
 def test_one_sentence_says_what_was_chosen_and_a_table_what_else_would_cost(
@@ -73,12 +73,12 @@ def test_one_sentence_says_what_was_chosen_and_a_table_what_else_would_cost(
             return chosen["value"], note, back["visible"]
 
         _, note, _ = state()
-        assert "62% of the experts, the most that is safe; LCP chooses what is evicted, until another" in note
+        assert "62% of the experts, the most that is safe; LFRU chooses what is evicted, until another" in note
         assert "prefetching is compared" in note and "<table" not in note
         monkeypatch.setattr(FakeEngine, "tried", Tried(waits=(0.05, 2.5)))
         assert "nothing is prefetched, as copies are waited for only 0.05 of a token's 2.5 ms" in state()[1]
         says(host, "lfu", 0.1)
-        says(host, "lcp", -0.1, better=False)
+        says(host, "lfru", -0.1, better=False)
         assert "missing experts" not in state()[1].lower(), "placement was not compared"
         monkeypatch.setattr(FakeEngine, "tried", Tried((4.5, 2.25, 40, False), placement=(1.5, 2.0, 32, True)))
         monkeypatch.setattr(host.models, "manifest", lambda: {"link_gbps": 1.0, "link": "emulated"})

@@ -90,10 +90,10 @@ def test_the_figures_are_those_of_the_sessions_routing(host: Host) -> None:
     report = expected(host, steps, 0, host.models.settings)
     decode = [step for step in steps if step.phase == "decode"]
     assert view["state"] == "ready"
-    assert (view["policy"], view["title"], view["left_out"]) == ("lcp", "LCP", 0)
+    assert (view["policy"], view["title"], view["left_out"]) == ("lfru", "LFRU", 0)
     assert view["own"] == pytest.approx(sum(s.hits for s in decode) / sum(s.requests for s in decode))
-    assert (view["belady"], view["alone"]) == (report.belady, report.rates["lcp"])
-    best = max((rate, name) for name, rate in report.rates.items() if name != "lcp")[0]
+    assert (view["belady"], view["alone"]) == (report.belady, report.rates["lfru"])
+    best = max((rate, name) for name, rate in report.rates.items() if name != "lfru")[0]
     assert view["best_rate"] == best == report.rates[view["best"]]
     assert [rate for _, rate in view["rates"]] == sorted(report.rates.values(), reverse=True)
     assert view["belady"] >= best

@@ -30,7 +30,7 @@ def now(host: Host) -> tuple[object, ...]:
 
 
 OF_A = ("40%", "lfu", [], "auto")
-OF_B = ("62%", "lcp", sorted(KNOBS), "auto")
+OF_B = ("62%", "lfru", sorted(KNOBS), "auto")
 
 
 @pytest.fixture
@@ -41,7 +41,7 @@ def two(tmp_path: Path) -> Host:
     assert host.models.change_many({"budget": "40%", "eviction": "lfu"}) == "" and now(host) == OF_A
     load(host, "b")
     assert now(host)[:2] == ("40%", "lfu"), "a new model begins with the current settings"
-    assert host.models.change_many({"budget": "62%", "eviction": "lcp"}, preset="auto") == "" and now(host) == OF_B
+    assert host.models.change_many({"budget": "62%", "eviction": "lfru"}, preset="auto") == "" and now(host) == OF_B
     return host
 
 

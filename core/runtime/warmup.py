@@ -22,12 +22,12 @@ WORTH_IT = 0.97  # more threads must be this much faster: the time excludes what
 
 
 class Split(NamedTuple):
-    """CPU threads for torch's operations and for steps of our own. Both kinds spin while they wait for work; within a
-    token they alternate within microseconds, so only one of them can have more than one thread. In a prompt torch's
-    threads compute both (`ours` = TORCHS), where they can be had."""
+    """CPU threads for torch's operations and for steps of our own: torch's for both (`ours` = TORCHS), where they can
+    be had. Both kinds spin while they wait for work, and within a token they alternate within microseconds, so of
+    threads of both kinds only one can be several."""
 
     plain: int
-    ours: int = 1
+    ours: int = TORCHS
 
     @property
     def most(self) -> int:
@@ -40,7 +40,7 @@ class Threads:
     def __init__(self, token: Split | None = None, *, own: bool = False) -> None:
         """`own`: all of a pass is computed by threads of our own."""
         self._most = most = torch.get_num_threads()
-        self.token, self._prompt = token or Split(most), Split(1, most) if own else Split(most, TORCHS)
+        self.token, self._prompt = token or Split(most), Split(1, most) if own else Split(most)
 
     def use(self, phase: Phase, tokens: int = 0) -> None:
         """Set the calling thread's thread counts for a pass over `tokens` tokens, by default for one token or a long

@@ -193,7 +193,7 @@ class MtpHead:
 
     @torch.inference_mode()
     def normed(self, states: torch.Tensor) -> torch.Tensor:
-        """A model's last states [T, H], as its output layer gets them: what vLLM and SGLang give heads of both kinds."""
+        """A model's last states [T, H], as its output layer gets them, and heads of both kinds in vLLM and SGLang."""
         found: torch.Tensor = self.inner.norm(states.to(self.layer.eh_proj.weight.dtype))
         return found
 

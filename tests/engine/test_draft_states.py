@@ -117,6 +117,31 @@ def test_a_chat_goes_on_from_where_an_answer_ended(drafting: Engine, guessing: G
         assert after.tokens == Answer(drafting, Sampling(max_new_tokens=9), longer).tokens
 
 
+@pytest.mark.parametrize("where", ["in a layer", "while tokens are drawn"])
+def test_a_chat_goes_on_after_a_pass_that_broke_off(where: str, drafting: Engine, guessing: Guessing) -> None:
+    whole, site = Answer(drafting, GREEDY, PROMPT), drafting.loaded.sites[-1].module
+    longer = Ids([*PROMPT.ids, *whole.tokens[:9], 5, 6])
+    wanted = Answer(drafting, GREEDY, longer).tokens
+    guessing.so_many(3, [*PROMPT.ids, *whole.tokens])
+    drawn = list[int]()
+
+    def fail(*_: object) -> None:
+        if len(drawn) > 5:
+            raise ZeroDivisionError
+
+    def draw(ids: Sequence[int], given: torch.Tensor) -> int:
+        drawn.append(int(given[0].argmax()))
+        if where != "in a layer":
+            fail()
+        return drawn[-1]
+
+    hook = fail if where == "in a layer" else lambda *_: None
+    with site.register_forward_pre_hook(hook), pytest.raises(ZeroDivisionError):
+        list(drafting.generate(PROMPT, GREEDY, draw=draw, reuse=True))
+    assert Answer(drafting, GREEDY, longer, reuse=True).tokens == wanted
+    drafting.expert_cache.check_integrity()
+
+
 def test_others_are_computed_before_it_is_known_how_many_stay(drafting: Engine) -> None:
     """By the steps of the same pass, on other memory; and memory that is given back is not written any more."""
     pipeline, pool = drafting.wiring.measuring, drafting.wiring.pool

@@ -1,5 +1,6 @@
-"""Tiny random checkpoints with a head that predicts further tokens, written in the public layout of DeepSeek-V3 and
-GLM-4.x: the head is a layer after the last one, with copies of the embeddings and of the output layer."""
+"""Tiny random checkpoints with a head that predicts further tokens, written in the public layouts. DeepSeek-V3's and
+GLM-4.x's is a layer after the last one, with copies of the embeddings and of the output layer. Qwen3-Next's and
+Qwen3.5's has names of its own."""
 
 import json
 from pathlib import Path
@@ -12,6 +13,14 @@ from tests.checkpoints import make_checkpoint
 from tests.tiny_tokenizer import save_tokenizer
 
 LAYERS = 3
+QWEN = {  # beside DeepSeek's
+    "mtp.pre_fc_norm_embedding.": "enorm.",
+    "mtp.pre_fc_norm_hidden.": "hnorm.",
+    "mtp.fc.": "eh_proj.",
+    "mtp.norm.": "shared_head.norm.",
+    "mtp.layers.0.": "",
+}
+KINDS = ["linear_attention", "full_attention", "linear_attention", "full_attention"]  # of layers, and the head's
 
 
 def tensors_of(path: Path) -> dict[str, torch.Tensor]:
@@ -31,15 +40,40 @@ def write(path: Path, tensors: dict[str, torch.Tensor], **config: Any) -> Path:
 
 def with_head(arch: str, path: Path, dtype: torch.dtype = torch.float32, **overrides: Any) -> Path:
     """Write such a checkpoint of `arch`, with a tokenizer, of LAYERS layers and a head."""
+    qwen = arch.startswith("qwen")
+    overrides |= {"layer_types": KINDS} if qwen else {}
     save_tokenizer(make_checkpoint(arch, path, dtype=dtype, num_hidden_layers=LAYERS + 1, **overrides))
     tensors, draw = tensors_of(path), torch.Generator().manual_seed(5)
     hidden, at = tensors["model.norm.weight"].shape[0], f"model.layers.{LAYERS}"
     norms = [f"{at}.enorm.weight", f"{at}.hnorm.weight", f"{at}.shared_head.norm.weight"]
     tensors |= {name: (1 + 0.2 * torch.randn(hidden, generator=draw)).to(dtype) for name in norms}
     tensors[f"{at}.eh_proj.weight"] = (0.2 * torch.randn(hidden, 2 * hidden, generator=draw)).to(dtype)
+    if qwen:
+        return write(path, _named(tensors), num_hidden_layers=LAYERS, layer_types=KINDS[:LAYERS])
     tensors[f"{at}.embed_tokens.weight"] = tensors["model.embed_tokens.weight"].clone()
     tensors[f"{at}.shared_head.head.weight"] = tensors["lm_head.weight"].clone()
     return write(path, tensors, num_hidden_layers=LAYERS, num_nextn_predict_layers=1)
+
+
+def _named(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """With the head's names in Qwen's checkpoints."""
+    found, at = dict[str, torch.Tensor](), f"model.layers.{LAYERS}."
+    for name, tensor in tensors.items():
+        own = name.removeprefix(at)
+        own = (
+            next(qwen + own.removeprefix(one) for qwen, one in QWEN.items() if own.startswith(one))
+            if own != name
+            else own
+        )
+        found[own] = tensor
+    return found
+
+
+def head_of_checkpoint(tensors: dict[str, torch.Tensor]) -> dict[str, str]:
+    """The names of a head's tensors -> what DeepSeek-V3 calls them within the layer."""
+    kinds = {f"model.layers.{LAYERS}.": "", **QWEN}
+    found = ((name, prefix) for name in tensors for prefix in kinds if name.startswith(prefix))
+    return {name: kinds[prefix] + name.removeprefix(prefix) for name, prefix in found}
 
 
 def predictable(arch: str, path: Path, noise: float = 0.15, **overrides: Any) -> Path:
@@ -52,9 +86,12 @@ def predictable(arch: str, path: Path, noise: float = 0.15, **overrides: Any) ->
     for name, tensor in tensors.items():
         if name.endswith(("o_proj.weight", "down_proj.weight")):
             tensors[name] = noise * tensor
-    hidden, at = embedded.shape[1], f"model.layers.{LAYERS}"
-    tensors[f"{at}.eh_proj.weight"] = torch.cat((torch.eye(hidden), torch.zeros(hidden, hidden)), 1)
-    for name in ("enorm", "hnorm", "shared_head.norm"):
-        tensors[f"{at}.{name}.weight"] = torch.ones(hidden)
-    del tensors[f"{at}.embed_tokens.weight"], tensors[f"{at}.shared_head.head.weight"]
+    hidden, ones = embedded.shape[1], 0.0 if arch.startswith("qwen") else 1.0
+    for name, one in head_of_checkpoint(tensors).items():
+        if one == "eh_proj.weight":
+            tensors[name] = torch.cat((torch.eye(hidden), torch.zeros(hidden, hidden)), 1)
+        elif one in ("enorm.weight", "hnorm.weight", "shared_head.norm.weight"):
+            tensors[name] = torch.full((hidden,), ones)
+        elif one in ("embed_tokens.weight", "shared_head.head.weight"):
+            del tensors[name]
     return write(path, tensors)

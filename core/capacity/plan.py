@@ -15,7 +15,7 @@ from core.capacity.tier import Tier, choose_tier
 from core.errors import ContextError, ModelError, NotImported
 from core.hf.discover import ExpertsSite
 from core.hf.files import ModelFiles, check_model, model_path, stamp
-from core.hf.head import detach, objection
+from core.hf.head import detach, may_have_head, objection
 from core.hf.outline import Outline, outline
 from core.hf.quantized_linear import rounded_bytes
 from core.hf.safetensors_file import read_header
@@ -216,8 +216,6 @@ def _wants_head(spec: LoadSpec, files: ModelFiles, pack: Manifest | None, device
         return False
     if pack is not None:
         return pack.heads > 0
-    if not files.config.get("num_nextn_predict_layers"):
-        return False
     return _has_head(files.path, stamp(files.path))
 
 
@@ -227,7 +225,7 @@ def _has_head(path: Path, changed: tuple[int, ...]) -> bool:
     files = check_model(path)
     names = {name for file in files.weights for name in read_header(file)[0]}
     try:
-        return objection(meta_skeleton(files, head=True).config, names) == ""
+        return may_have_head(names) and objection(meta_skeleton(files, head=True).config, names) == ""
     except ModelError:  # of another kind
         return False
 

@@ -18,7 +18,6 @@ REST = 3  # passes without a look at guesses, at most, after some that did not p
 HEAD_SLOPE = 0.5  # of a token's time that each further row takes with a guess of the head, before any was measured
 HEAD_MATCHED = 8  # the head's guesses are expected to be as good as those that follow so many tokens that matched
 NOT_FAST = "the model is not computed by the fast arithmetic's program on a CPU"
-STATES = "the model keeps states, of which no token can be taken back"
 NO_HEAD = (
     "the model was loaded without a head for further tokens: it has none of a known kind, or this was chosen only "
     "afterwards, and the model is to be loaded again"
@@ -33,11 +32,12 @@ class Drafter:
         `most` of them may be taken back."""
         self.say: Callable[[str], None] = lambda text: None
         self.gate, self.head_gate = DraftGate(), DraftGate(HEAD_SLOPE)
-        self._objection = NOT_FAST if program is None else "" if most > 0 else STATES
+        self._objection = NOT_FAST if program is None else ""
         self._program, self._most, self._head = program, min(ROWS - 1, most), head
         self._settings = DraftSettings()
         self._looks_up = self._asks = False  # in the text, and the head
         self._built_s = self._took_s = 0.0
+        self._settle_s = self._late_s = 0.0  # what bringing states up to date took, the last time and before this pass
         self._guess: Guess | None = None
         self._by_head = False  # the head has guessed what the pass verifies
         self._rest = self._rested = 0  # passes to come without a look, and how many there were the last time
@@ -61,7 +61,11 @@ class Drafter:
     def draft(self, sequence: Sequence, allowed: bool) -> None:
         """Before the pass over the last token of a sequence: set what it verifies beside, which is nothing unless
         `allowed`."""
-        began_s = time.perf_counter()
+        began_s, memory, self._late_s = time.perf_counter(), sequence.kv.memory, 0.0
+        if memory.unsettled:
+            memory.settle()
+            self._settle_s = self._late_s = time.perf_counter() - began_s
+            began_s += self._late_s
         sequence.draft = []
         self._guess, self._by_head, self._took_s = None, False, 0.0
         self._rest, looks_up = max(0, self._rest - 1), self._looks_up and not self._rest
@@ -109,9 +113,8 @@ class Drafter:
         if self._by_head:
             self.head_gate.judged(HEAD_MATCHED, len(drawn) - 1, min(verified, len(drawn)))
         building_s = self._program.built_s - self._built_s if self._program is not None else 0.0  # once for such a pass
-        took_ms = step.total_ms - 1e3 * building_s
-        if not verified:
-            took_ms -= 1e3 * self._took_s
+        took_ms = step.total_ms - 1e3 * (building_s + self._late_s)
+        took_ms += 1e3 * (self._settle_s if verified else -self._took_s)
         for gate in (self.gate, self.head_gate):
             if not verified or gate is (self.head_gate if self._by_head else self.gate):
                 saved = gate.took(verified, len(drawn) - 1, took_ms)

@@ -6,6 +6,7 @@ them, and this module counts their bytes. A layer of any other kind is refused b
 guaranteed.
 """
 
+import sys
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -72,7 +73,8 @@ class ReservedStates(Reserved, LinearAttentionLayer):
 
     @property
     def revocable(self) -> int:
-        return 0
+        # passes by address leave them as they were, until it is known how many rows stay (`KVCache.hold`)
+        return sys.maxsize if type(self) is ReservedStates else 0
 
     def cuttable(self, length: int) -> bool:
         return False

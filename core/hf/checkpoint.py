@@ -21,6 +21,7 @@ from core.hf.coded import Merger
 from core.hf.discover import find_experts
 from core.hf.expert_attributes import CONVERSIONS, ROWS, STORED
 from core.hf.files import ModelFiles, ModelPath, check_model, content_hash
+from core.hf.head import has_attached, stored_names
 from core.hf.safetensors_file import TensorFiles
 from core.hf.tensors import Tensors
 from core.memory.codec import PartSpec
@@ -175,7 +176,8 @@ class CheckpointReader:
 
     def _index(self) -> dict[str, StackRecipe]:
         """Map every checkpoint tensor to the parameter it feeds, as transformers' loader does."""
-        mapping = [*get_model_conversion_mapping(self._model), *getattr(self.sites[0].module, CONVERSIONS, ())]
+        names = stored_names(self._model.config) if has_attached(self._model) else None
+        mapping = [*get_model_conversion_mapping(self._model, names), *getattr(self.sites[0].module, CONVERSIONS, ())]
         rows = getattr(self.sites[0].module, ROWS, 0)
         renamings = [w for w in mapping if isinstance(w, WeightRenaming)]
         converters = [w for w in mapping if isinstance(w, WeightConverter)]

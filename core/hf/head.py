@@ -2,11 +2,14 @@
 with two norms and a projection before it and a norm after it. Embeddings, rotary angles and the output layer are the
 model's own, which some checkpoints have a second time.
 
-Of the kinds that there are one is known: DeepSeek-V3's (arXiv 2412.19437, section 2.2), which GLM-4.x has, too. Its
-weights are stored as those of a layer more. The layer itself is transformers' own class, so that its arithmetic is that
-of all others; `attach` makes it part of a model, under the names that the checkpoint has, while weights are read.
+Of the kinds that there are two are known. DeepSeek-V3's (arXiv 2412.19437, section 2.2), which GLM-4.x has, too, is
+stored as a layer more. Qwen3-Next's and Qwen3.5's computes the same, with full attention, under names of its own. The
+layer itself is transformers' own class, so that its arithmetic is that of all others; `attach` makes it part of a
+model, under the names that the first kind has in checkpoints, while weights are read.
 """
 
+import copy
+import re
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -15,7 +18,7 @@ from typing import Any, Final
 import torch
 from torch import nn
 from transformers import DynamicCache
-from transformers.cache_utils import DynamicLayer
+from transformers.cache_utils import DynamicLayer, LinearAttentionLayer
 from transformers.masking_utils import create_causal_mask
 
 from core.errors import ModelError
@@ -31,17 +34,40 @@ from core.system.wording import reason
 
 HEAD: Final = "_moestro_head"  # on a model: its `MtpHead`, which is not one of its modules
 PARTS = "enorm", "hnorm", "eh_proj", "shared_head.norm"
+QWEN = "pre_fc_norm_embedding", "pre_fc_norm_hidden", "fc", "norm"  # the same ones after `STORED` in Qwen's checkpoints
+STORED: Final = "mtp."
+FULL = "full_attention"
 UNKNOWN = "heads of this kind are not known"
 
 
 def objection(config: Any, names: Collection[str]) -> str | None:
     """Why the head of a checkpoint with tensors of these names is not loaded; "" if it is, None where it has none.
     `config` is that of the text model."""
-    layer = f"model.layers.{getattr(config, 'num_hidden_layers', 0)}."
-    if not any(name.startswith(layer) and name.endswith(".eh_proj.weight") for name in names):
+    layer, parts = f"model.layers.{getattr(config, 'num_hidden_layers', 0)}.", PARTS
+    if f"{STORED}fc.weight" in names:
+        layer, parts = STORED, QWEN
+    elif f"{layer}eh_proj.weight" not in names:
         return None
-    missing = [part for part in PARTS if f"{layer}{part}.weight" not in names]
+    missing = [part for part in parts if f"{layer}{part}.weight" not in names]
     return f"{UNKNOWN}: {missing[0]} is not among its weights" if missing else ""
+
+
+def may_have_head(names: Collection[str]) -> bool:
+    """Whether a look at a checkpoint's config may be worth it: `objection` tells."""
+    return any(name.endswith((".eh_proj.weight", f"{STORED}fc.weight")) for name in names)
+
+
+def stored_names(config: Any) -> dict[str, str]:
+    """What a head's weights are called in Qwen's checkpoints, as patterns -> what they are called once attached."""
+    layer = f"model.layers.{getattr(config, 'num_hidden_layers', 0)}."
+    parts = {f"{own}.": f"{layer}{part}." for own, part in zip(QWEN, PARTS, strict=True)} | {"layers.0.": layer}
+    return {f"^{re.escape(STORED + own)}": part for own, part in parts.items()}
+
+
+def has_attached(model: Any) -> bool:
+    """Whether a head is among a model's modules."""
+    layers = getattr(getattr(model, "model", None), "layers", None)
+    return isinstance(layers, nn.ModuleList) and len(layers) > 0 and hasattr(layers[-1], "eh_proj")
 
 
 def attach(model: Any) -> None:
@@ -53,8 +79,8 @@ def attach(model: Any) -> None:
     known = isinstance(layers, nn.ModuleList) and all(hasattr(inner, name) for name in ("norm", "rotary_emb"))
     if not known or not hasattr(model, "lm_head") or len(layers) != config.num_hidden_layers:
         raise ModelError(f"{UNKNOWN}: the model is not built like those that have them")
-    if any(type(one) is not DynamicLayer for one in empty_cache(config).layers):
-        raise ModelError(f"{UNKNOWN}: the model keeps more of a text than keys and values, or less")
+    if any(type(one) not in (DynamicLayer, LinearAttentionLayer) for one in empty_cache(config).layers):
+        raise ModelError(f"{UNKNOWN}: the model keeps other things of a text than keys, values and states")
     if any(hasattr(site.module, one) for site in find_experts(model)[:1] for one in (CONVERSIONS, CLOSE)):
         raise ModelError(f"{UNKNOWN}: transformers' experts interface does not serve its layers")
     try:
@@ -84,13 +110,26 @@ def _try(head: "MtpHead") -> None:
 def _layer(like: nn.Module, norm: nn.Module, config: Any) -> Any:
     """A decoder layer with the parts of a head, under the checkpoint's names."""
     hidden, number = config.hidden_size, config.num_hidden_layers
-    layer: Any = type(like)(config, number)
+    more = _with_layers(config, number + 1)
+    layer: Any = type(like)(more, number)
+    for module in layer.modules():
+        if getattr(module, "config", None) is more:
+            module.config = config
     layer.self_attn.layer_idx = 0  # in a KV cache of its own
     layer.enorm, layer.hnorm = (type(norm)(hidden, eps=config.rms_norm_eps) for _ in range(2))
     layer.eh_proj = nn.Linear(2 * hidden, hidden, bias=False)
     layer.shared_head = nn.Module()
     layer.shared_head.norm = type(norm)(hidden, eps=config.rms_norm_eps)
     return layer
+
+
+def _with_layers(config: Any, count: int) -> Any:
+    """The config of a model of so many layers, of which the last one has full attention."""
+    made = copy.copy(config)
+    made.num_hidden_layers = count
+    if (kinds := getattr(config, "layer_types", None)) is not None:
+        made.layer_types = [*kinds[: count - 1], FULL]
+    return made
 
 
 def detach(model: Any) -> None:
@@ -135,6 +174,11 @@ class MtpHead:
         return self.model.config
 
     @property
+    def own_config(self) -> Any:
+        """That of a model of its layer alone."""
+        return _with_layers(self.config, 1)
+
+    @property
     def inner(self) -> Any:
         """The model without its output layer."""
         return self.model.model
@@ -149,7 +193,7 @@ class MtpHead:
 
     @torch.inference_mode()
     def normed(self, states: torch.Tensor) -> torch.Tensor:
-        """A model's last states [T, H], as its output layer gets them."""
+        """A model's last states [T, H], as its output layer gets them, and heads of both kinds in vLLM and SGLang."""
         found: torch.Tensor = self.inner.norm(states.to(self.layer.eh_proj.weight.dtype))
         return found
 

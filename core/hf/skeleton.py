@@ -20,11 +20,12 @@ from core.hf.cached_pass import with_chosen_rows
 from core.hf.discover import find_experts, strip
 from core.hf.expert_attributes import CONVERSIONS
 from core.hf.files import ModelFiles, ModelPath, check_model
-from core.hf.head import attach, detach, head_of
+from core.hf.head import attach, detach, head_of, stored_names
 from core.hf.hooks import NAME, register
 from core.hf.quantized_linear import QuantizedLinear
 from core.hf.text_only import keep_text, text_class
 from core.hf.text_to_text import as_causal
+from core.system.text_config import text_config
 from core.system.wording import reason
 
 BUILDING = threading.Lock()  # transformers builds models under process-wide dtype and flags
@@ -75,6 +76,7 @@ def load_skeleton(
                 local_files_only=True,
                 trust_remote_code=False,
                 output_loading_info=True,
+                key_mapping=stored_names(text_config(config)) if head else None,
             )
     except ModelError:
         raise

@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 import torch
 
+from core.hf.head import STORED
 from core.importing.job import CPU, ImportPlan
 from core.importing.left_out import AHEAD, LeftOut, left_out
 from core.memory.codec import make_codec
@@ -83,8 +84,8 @@ def _head_bytes(job: ImportPlan) -> int:
     if not job.heads:
         return 0
     layer = ".".join(job.reader.sites[-1].name.split(".")[:3]) + "."  # model.layers.N.
-    own = sum(math.prod(shape) * dtype.itemsize for name, (dtype, shape) in job.dense.items() if name.startswith(layer))
-    return own + job.site.num_experts * job.padded_bytes
+    own = [one for name, one in job.dense.items() if name.startswith((layer, STORED))]
+    return sum(math.prod(shape) * dtype.itemsize for dtype, shape in own) + job.site.num_experts * job.padded_bytes
 
 
 def _left_out(job: ImportPlan) -> tuple[LeftOut, ...]:

@@ -1,6 +1,5 @@
 """Two ways to compute a head that guesses tokens: its own modules, and the program of the fast arithmetic."""
 
-import copy
 from collections.abc import Sequence
 from dataclasses import replace
 from types import SimpleNamespace
@@ -74,9 +73,7 @@ class ProgramPasses:
         layer, norm = bind_head(head, context)
         form = replace(trunk.form, layers=(layer,), norm=norm, residual_scale=1.0)
         self._head, self._program = head, Program(form, trunk.kernels)
-        config = copy.copy(head.config)
-        config.num_hidden_layers = 1
-        like: Any = SimpleNamespace(config=config)
+        like: Any = SimpleNamespace(config=head.own_config)
         self._memory = KVCache(like, context)
         self._kv = self._memory.fresh()
 

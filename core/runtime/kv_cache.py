@@ -29,6 +29,7 @@ class KVCache:
         self._behind = 0  # positions that passes by address have written, and that the layers do not count yet
         self._held: tuple[Held, ...] = ()  # the memory of such passes, while it is allocated
         self._written = 0  # positions that one of them may have written, and that are no tokens yet
+        self._unsettled: tuple[int, Callable[[int], None]] | None = None  # as `hold` has them
         self._given = [layer for layer in self._own if layer.given]
         self._layers = cache.layers
         self.holder: SequenceKV | None = None
@@ -37,6 +38,7 @@ class KVCache:
 
     def catch_up(self) -> None:
         """Have the layers count every position that was written."""
+        self.settle()
         if self._behind:
             count, self._behind = self._behind, 0
             for layer in self._reserved:
@@ -58,7 +60,7 @@ class KVCache:
     def fresh(self) -> SequenceKV:
         """The memory, emptied, for a sequence to begin or to start over. Its holder loses what was there."""
         self._take()
-        self._written = 0
+        self._written, self._unsettled = 0, None
         for layer in self._own:
             layer.clear()
         return self._new()
@@ -67,7 +69,7 @@ class KVCache:
     def drop(self) -> None:
         """Give back the memory of what grows with the context, until it is needed again. Its holder loses it."""
         self._take()
-        self.holder, self._held, self._written = None, (), 0
+        self.holder, self._held, self._written, self._unsettled = None, (), 0, None
         for layer in self._own:
             layer.drop()
 
@@ -138,12 +140,31 @@ class KVCache:
         assert kv is self.holder and count <= self._behind
         self._behind -= count
         kv.length -= count
+        if self._unsettled is not None:
+            rows, settle = self._unsettled
+            self._unsettled = rows - count, settle
+
+    def hold(self, count: int, settle: Callable[[int], None]) -> None:
+        """Such a pass has written the last `count` positions, and left states as they were before them: `settle(n)`
+        brings these to what they are after its first n."""
+        self._unsettled = count, settle
+
+    @property
+    def unsettled(self) -> bool:
+        """Whether states are those of before the last pass."""
+        return self._unsettled is not None
+
+    def settle(self) -> None:
+        """What the last pass has written, and was not taken back, stays: bring states to what they are after it."""
+        if self._unsettled is not None:
+            (rows, settle), self._unsettled = self._unsettled, None
+            settle(rows)
 
     def release(self) -> None:
         """Give the memory up for good, when the model is unloaded: its holder loses its KV."""
         if self.holder is not None:
             self.holder.give_up()
-        self.holder, self._held, self._written = None, (), 0
+        self.holder, self._held, self._written, self._unsettled = None, (), 0, None
         self._own.clear()
         self._given.clear()
         self._layers.clear()

@@ -22,8 +22,7 @@ class DraftSettings:
             "whichever of the two is worth more at each place. How many are guessed is measured while answers are "
             "written: none where guessing and a wider pass cost more than they bring. In the fast arithmetic a "
             "verified token has the very bits of one computed alone, so that no token of an answer depends on it; not "
-            "used elsewhere, nor by models with states, beside lossy options, while routing is recorded, or for "
-            "several answers at a time.",
+            "used elsewhere, nor beside lossy options, while routing is recorded, or for several answers at a time.",
             title="Draft tokens",
             name="drafts",
             resets_comparison=False,

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from core.engine import drafter
 from core.engine.draft_gate import CREDIT, LEAST, LOSS, MOST, DraftGate
 from core.engine.draft_lookup import LONGEST, PLACES, SHORTEST, Lookup
+from core.settings.drafts import DraftSettings
 from tests.selection import layered
 
 
@@ -75,3 +79,38 @@ def test_what_trials_may_cost_is_bounded() -> None:
     assert spent <= 13.0 * written * (1 + LOSS) + 1300.0 + CREDIT * 13.0
     assert LEAST > 1
     assert MOST > CREDIT
+
+
+class Memory:
+    """Of states that a pass has left as they were: bringing them up to date takes 5 ms of a clock."""
+
+    def __init__(self, clock: list[float]) -> None:
+        self.unsettled, self._clock = False, clock
+
+    def settle(self) -> None:
+        self.unsettled = False
+        self._clock[0] += 0.005
+
+
+def test_what_states_take_is_the_time_of_the_guesses(monkeypatch: pytest.MonkeyPatch) -> None:
+    """... and not of the pass that comes after them."""
+    clock, took = [0.0], list[tuple[int, float]]()
+    monkeypatch.setattr(drafter.time, "perf_counter", lambda: clock[0])
+    program: Any = SimpleNamespace(built_s=0.0)
+    drafting = drafter.Drafter(program, 8)
+    drafting.configure(None, DraftSettings("lookup"))
+    monkeypatch.setattr(drafting.gate, "took", lambda rows, kept, ms: took.append((rows, ms)) or 0.0)
+    memory = Memory(clock)
+    sequence: Any = SimpleNamespace(
+        kv=SimpleNamespace(memory=memory), ids=[1, 2, 3] * 4, drawn=0, stop=SimpleNamespace(limit=99), lookup=Lookup()
+    )
+    for guesses in (0, 2, 0, 0, 2):
+        drafting.gate.fixed = guesses
+        began_s = clock[0]
+        drafting.draft(sequence, True)
+        assert len(sequence.draft) == guesses
+        clock[0] += 0.010
+        step: Any = SimpleNamespace(total_ms=1e3 * (clock[0] - began_s))
+        drafting.passed(sequence, [1], step)
+        memory.unsettled, drafting._rest = guesses > 0, 0
+    assert [(rows, round(ms, 6)) for rows, ms in took] == [(0, 10), (2, 10), (0, 10), (0, 10), (2, 15)]

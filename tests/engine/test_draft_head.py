@@ -32,6 +32,7 @@ from tests.selection import layered
 from tests.tiny_tokenizer import save_tokenizer
 
 pytestmark = pytest.mark.skipif(not supported(), reason="no kernels for this CPU")
+ARCHS = "glm4_moe", "deepseek_v3", "qwen3_next", "qwen3_5_moe_text"
 HOW: dict[str, Any] = dict(arithmetic="fast", context=256)
 PROMPT = Ids([5, 9, 200, 31, 31, 7, 8, 9])
 
@@ -59,7 +60,7 @@ def guessing(engine: Engine, count: int | None, source: str = "mtp") -> None:
     engine.parts.drafter.head_gate.fixed = count or None
 
 
-@pytest.mark.parametrize("arch", layered(["glm4_moe", "deepseek_v3"], quick=lambda arch: arch == "glm4_moe"))
+@pytest.mark.parametrize("arch", layered(ARCHS, quick=lambda arch: arch in ("glm4_moe", "qwen3_next")))
 def test_no_bit_depends_on_the_head(arch: str, tmp_path: Path) -> None:
     model = predictable(arch, tmp_path / "model", 0.5)
     pack = import_model(str(model), tmp_path / "pack")
@@ -95,7 +96,7 @@ def test_with_rounded_dense_layers(tmp_path: Path) -> None:
     assert answer.stats.more["accepted"] > 0
 
 
-@pytest.mark.parametrize("arch", layered(["glm4_moe", "deepseek_v3"], quick=lambda arch: False))
+@pytest.mark.parametrize("arch", layered(ARCHS, quick=lambda arch: False))
 def test_a_hundred_answers(arch: str, tmp_path: Path) -> None:
     draw, kept = random.Random(7), {"drafted": 0, "accepted": 0}
     with engine_of(predictable(arch, tmp_path, 0.5)) as engine:
@@ -258,11 +259,18 @@ def test_without_a_head_it_says_so(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("how", "heads"),
-    [({}, 1), ({"arithmetic": "reference"}, 0), ({"blocks": 2}, 0), ({"drafts": "lookup"}, 0), ({"drafts": "auto"}, 1)],
+    [
+        ({}, 1),
+        ({"arch": "qwen3_next"}, 1),
+        ({"arithmetic": "reference"}, 0),
+        ({"blocks": 2}, 0),
+        ({"drafts": "lookup"}, 0),
+        ({"drafts": "auto"}, 1),
+    ],
 )
 def test_what_a_load_is_planned_with(how: dict[str, Any], heads: int, tmp_path: Path) -> None:
-    model = with_head("glm4_moe", tmp_path)
-    drafts = how.pop("drafts", "mtp")
+    how = {"arch": "glm4_moe", "drafts": "mtp", **how}
+    model, drafts = with_head(how.pop("arch"), tmp_path), how.pop("drafts")
     without, found = (
         plan(LoadSpec.checked(str(model), Settings({"budget": "50%", "drafts": one}), **HOW | how))
         for one in ("off", drafts)

@@ -14,10 +14,10 @@ from core.hf.head import MtpHead, head_of
 from core.hf.hooks import BOUND
 from core.hf.reserved_tensor import Allocated
 from core.hf.skeleton import load_skeleton
-from tests.mtp_checkpoint import LAYERS, tensors_of, with_head
+from tests.mtp_checkpoint import head_of_checkpoint, tensors_of, with_head
 
 TOKENS = [7, 200, 31, 4, 4, 90, 15, 222, 8, 61, 3, 77]
-ARCHS = "glm4_moe", "deepseek_v3"
+ARCHS = "glm4_moe", "deepseek_v3", "qwen3_next", "qwen3_5_moe_text"
 Weights = Mapping[str, torch.Tensor]
 
 
@@ -27,8 +27,8 @@ class Case:
     def __init__(self, arch: str, path: Path) -> None:
         self.path = with_head(arch, path)
         self.all = tensors_of(self.path)
-        at = f"model.layers.{LAYERS}."
-        self.own = {name.removeprefix(at): one for name, one in self.all.items() if name.startswith(at)}
+        self.own = {one: self.all[name] for name, one in head_of_checkpoint(self.all).items()}
+        self.one = float(arch.startswith("qwen"))  # is what its norms add to their weights
         self.model = load_skeleton(self.path, head=True)
         found = head_of(self.model)
         assert found is not None
@@ -44,8 +44,8 @@ class Case:
     def joined(self, first: int = 0) -> torch.Tensor:
         """What the decoder layer gets."""
         eps = self.model.config.rms_norm_eps
-        embedded = rms(self.embedded[first:], self.own["enorm.weight"], eps)
-        hidden = rms(self.hidden[first:], self.own["hnorm.weight"], eps)
+        embedded = rms(self.embedded[first:], self.one + self.own["enorm.weight"], eps)
+        hidden = rms(self.hidden[first:], self.one + self.own["hnorm.weight"], eps)
         return torch.cat((embedded, hidden), -1) @ self.own["eh_proj.weight"].t()
 
 
@@ -124,7 +124,8 @@ def one_layer(case: Case) -> Any:
     stated = case.model.config.to_dict() | {"num_hidden_layers": 1, "first_k_dense_replace": 0}
     for name in ("mlp_layer_types", "layer_types", "model_type"):
         stated.pop(name, None)
-    model = AutoModelForCausalLM.from_config(type(case.model.config)(**stated)).eval()
+    kinds = {"layer_types": ["full_attention"]} if case.one else {}
+    model = AutoModelForCausalLM.from_config(type(case.model.config)(**stated, **kinds)).eval()
     layer = model.model.layers[0]
     others = "mlp.experts.", "eh_proj", "enorm", "hnorm", "shared_head", "embed_tokens"
     own = {name: one for name, one in case.own.items() if not name.startswith(others)}

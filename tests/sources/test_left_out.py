@@ -35,7 +35,7 @@ def test_a_checkpoint_s_heads_are_named(checkpoint: Checkpoint, tmp_path: Path) 
     path = tmp_path / "model"
     path.mkdir()
     tensors = {name: t for file in source.glob("*.safetensors") for name, t in load_file(file).items()}
-    tensors |= {"mtp.fc.weight": torch.zeros(64, 32), "model.visual.patch.weight": torch.zeros(16, 4)}
+    tensors |= {"mtp.fc_hidden.weight": torch.zeros(64, 32), "model.visual.patch.weight": torch.zeros(16, 4)}
     save_file(tensors, path / "model.safetensors", metadata={"format": "pt"})
     (path / "config.json").write_text((source / "config.json").read_text())
     for file in source.glob("tokenizer*"):

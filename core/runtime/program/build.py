@@ -32,10 +32,18 @@ class Builder:
     """Builds the steps of one kind of pass over a model: `built` is the result."""
 
     def __init__(
-        self, form: Form, kernels: ExpertKernels, memory: Memory, texts: Sequence[Text], plan: RouterPlan | None = None
+        self,
+        form: Form,
+        kernels: ExpertKernels,
+        memory: Memory,
+        texts: Sequence[Text],
+        plan: RouterPlan | None = None,
+        holds: bool = False,
     ) -> None:
-        """`plan`, for one row: other routers are asked about each layer's state, and their experts looked up, too."""
+        """`plan`, for one row: other routers are asked about each layer's state, and their experts looked up, too.
+        `holds`: states stay as they are, until `Built.settle`."""
         self._form, self._kernels, self._memory, self._plan = form, kernels, memory, plan
+        self.holds, self.later = holds, list[Work]()
         self.texts: Sequence[Text] = [placed(text, at) for at, text in enumerate(texts)]
         self._routings, self._rests = list[Routing](), [one.rest for one in form.layers if isinstance(one.rest, Routed)]
         self.count = sum([text.rows for text in texts])
@@ -61,7 +69,8 @@ class Builder:
                 self._layer(number, layer)
         self._kept = list[slice]()
         logits, found = self._head(), tuple(self._routings)
-        addresses = tokens, self.positions, embedded, logits, self._table
+        addresses = tokens, self.positions, embedded, len(steps), logits, self._table
+        steps.extend(self.later)
         hooks = tuple([hooks for one in found for hooks in hooks_around(one)])
         bound, kept = [text.held for text in texts], tuple(self._kept)
         given = self._rows, self._scratch, steps, found, self._ids, self._normed

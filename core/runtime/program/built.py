@@ -8,9 +8,10 @@ import torch
 from core.hf.reserved_layers import Held
 from core.memory.codec.fast.steps import Place, Steps
 from core.memory.codec.native.team_code import LINE
+from core.memory.codec.native.threads import acquire_team
 from core.runtime.program.bind import Layer
 from core.runtime.program.feed_forward import Routed
-from core.runtime.program.mixer import Text
+from core.runtime.program.mixer import ACCEPTED, Text
 from core.runtime.program.routers import Answers
 
 
@@ -56,6 +57,7 @@ class Built(NamedTuple):
     tokens: int  # where the tokens are among the steps' arguments
     positions: int  # where their positions are
     embedded: int  # the first step after the one that writes the embeddings
+    end: int  # the first one after the pass: from it on, states are brought up to date if they were held
     logits: int  # where the address of the logits is
     table: int  # where that of the experts' slots is
     hooks: tuple[Mapping[int, object], ...]  # those that want to see the experts of a layer
@@ -70,6 +72,17 @@ class Built(NamedTuple):
                     for at, address in enumerate(held.addresses):
                         self.steps.move((number, layer, at), address)
                 self.bound[number] = text.held
+
+    @property
+    def holds(self) -> bool:
+        """Whether states are what they were before the pass."""
+        return self.end < len(self.steps)
+
+    def settle(self, rows: int) -> None:
+        """Bring them to what they are after the first so many rows."""
+        self.steps.move(ACCEPTED, rows)
+        with acquire_team() as team:
+            self.steps.run(team, self.end)
 
     @property
     def looks(self) -> bool:

@@ -21,7 +21,7 @@ FP32 = torch.float32
 @dataclass(frozen=True)
 class Convolve:
     """Over `size` inputs of each of `channels`, which are computed by `strip`. `weight`: the type of weights and of
-    biases, where there are any."""
+    biases, where there are any. `holds`: the state stays as it is."""
 
     channels: int
     strip: int
@@ -29,6 +29,7 @@ class Convolve:
     state: torch.dtype
     weight: torch.dtype
     bias: bool = False
+    holds: bool = False
 
     def __post_init__(self) -> None:
         assert self.channels % self.strip == 0
@@ -42,7 +43,8 @@ class Convolve:
 def kernel(spec: Convolve) -> int:
     """The address of the kernel. Unit i is strip i of channels, of all rows in order. Its inputs are columns[i], i64,
     and those after it, of a row of x, fp32, x_stride bytes from one to the next; weight [size, channels] and bias
-    [channels]; state [channels, size], latest input last, is brought up to date; out [rows, channels], fp32."""
+    [channels]; state [channels, size], latest input last, is brought up to date unless it `holds`; out [rows,
+    channels], fp32."""
     code, strip, size = Kernel("convolve"), spec.strip, spec.size
     taps = [code.stack(-(-strip // LANES) * WIDTH) for _ in range(size)]
     at = code.fields(FIELDS, ("x_stride", "rows"))
@@ -70,7 +72,7 @@ def kernel(spec: Convolve) -> int:
                     value = code.op("fadd", value, code.read(bias, *some.span, spec.weight))
                 exponent = code.let(f"fneg {FLOATS} {value}")
                 code.write(code.op("fdiv", value, one_plus_exp(code, exponent)), into, *some.span, FP32)
-        for begin, count in pieces(strip):
+        for begin, count in () if spec.holds else pieces(strip):
             _pack(code, spec, state, begin, count, taps)
     return code.address()
 

@@ -4,7 +4,7 @@ Found by trying a layer's module on random states."""
 import inspect
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import torch
@@ -14,13 +14,13 @@ from transformers.cache_utils import DynamicCache, LinearAttentionLayer
 from core.errors import ModelError
 from core.hf.cache import ReservedStates
 from core.hf.reserved_layers import Part, Reserved
-from core.memory.codec.fast.steps import Work, named, single, some
+from core.memory.codec.fast.steps import Place, Work, named, single, some
 from core.runtime.program import convolve, delta_inputs, delta_rule, gated_heads
 from core.runtime.program.convolve import Convolve
 from core.runtime.program.delta_inputs import DeltaInputs
 from core.runtime.program.delta_rule import DeltaRule
 from core.runtime.program.gated_heads import GatedHeads
-from core.runtime.program.mixer import Pass, row_at
+from core.runtime.program.mixer import ACCEPTED, Pass, row_at
 from core.runtime.program.rms import Norm
 from core.runtime.program.weights import FP32, TRIED, Weight, drawn, forward, known, near, weight_of
 
@@ -93,10 +93,11 @@ class DeltaNet:
         return rule.channels, rule.key_heads, rule.value_heads, rule.value_heads, self.out.inputs
 
     def steps_of(self, texts: Sequence[int]) -> int:
-        return 4 * len(self.given) + 4 + 2 * len(texts)
+        return 4 * len(self.given) + 5 + 4 * len(texts)
 
     def add(self, to: Pass, number: int, x: torch.Tensor, out: torch.Tensor) -> None:
-        given = to.scratch("given", sum([weight.outputs for weight in self.given]))
+        name = f"given {number}" if to.holds else "given"  # which is wanted later
+        given = to.scratch(name, sum([weight.outputs for weight in self.given]))
         room = Room(
             *[to.scratch(f"delta {name}", width) for name, width in zip(Room._fields, self.widths, strict=True)]
         )
@@ -105,18 +106,32 @@ class DeltaNet:
             outs.append(given[:, first:])
             first += weight.outputs
         to.product(self.given, x, outs)
-        to.steps.extend(self.works(given, room, [States(one.rows, *one.held[number].addresses) for one in to.texts]))
+        texts = [States(one.rows, *one.held[number].addresses) for one in to.texts]
+        to.steps.extend(self.works(given, room, texts, to.holds))
         to.product((self.out,), room.heads, (out,))
+        if to.holds:
+            accepted = [one._replace(rows=Place(one.rows, ACCEPTED)) for one in texts]
+            to.later += self._read(given, room, accepted, False)
 
-    def works(self, given: torch.Tensor, room: Room, texts: Sequence[States]) -> Iterator[Work]:
-        """Compute the heads of all rows [T, n] that were given, and bring each sequence's states up to date."""
+    def works(self, given: torch.Tensor, room: Room, texts: Sequence[States], holds: bool = False) -> Iterator[Work]:
+        """Compute the heads of all rows [T, n] that were given, and bring each sequence's states up to date unless
+        they are to be what they were."""
+        yield from self._read(given, room, texts, holds)
+        at: dict[str, int | torch.Tensor] = {"x": room.heads, "gates": given, "gates_stride": given.stride(0) * 4}
+        at |= {"columns": self.columns.gates, "weight": self.norm}
+        units = len(given) * self.gated.heads
+        yield Work(gated_heads.kernel(self.gated), named(gated_heads.FIELDS, **at), units, some(units))
+
+    def _read(self, given: torch.Tensor, room: Room, texts: Sequence[States], holds: bool) -> Iterator[Work]:
+        """What rows read from the states."""
+        mixed, rule = replace(self.convolve, holds=holds), replace(self.rule, holds=holds)
         stride, begin = given.stride(0) * 4, 0
         at: dict[str, int | torch.Tensor] = {"columns": self.columns.channels, "weight": self.weight}
         at |= {} if self.bias is None else {"bias": self.bias}
         for rows, inputs, _ in texts:
             at |= {"x": row_at(given, begin), "out": row_at(room.mixed, begin), "x_stride": stride, "rows": rows}
-            units, arguments = self.convolve.units, named(convolve.FIELDS, state=inputs, **at)
-            yield Work(convolve.kernel(self.convolve), arguments, units, some(units))
+            units, arguments = mixed.units, named(convolve.FIELDS, state=inputs, **at)
+            yield Work(convolve.kernel(mixed), arguments, units, some(units))
             begin += rows
         at = {name: getattr(room, name) for name in ("mixed", "products", "decays", "rates")}
         at |= {name: getattr(self, name) for name in ("a_log", "dt_bias")}
@@ -127,12 +142,8 @@ class DeltaNet:
         for rows, _, matrices in texts:
             at = {name: row_at(getattr(room, name), begin) for name in ("mixed", "products", "decays", "rates")}
             arguments = named(delta_rule.FIELDS, state=matrices, out=row_at(room.heads, begin), rows=rows, **at)
-            yield Work(delta_rule.kernel(self.rule), arguments, self.rule.value_heads, 1)
+            yield Work(delta_rule.kernel(rule), arguments, rule.value_heads, 1)
             begin += rows
-        at = {"x": room.heads, "gates": given, "gates_stride": stride}
-        at |= {"columns": self.columns.gates, "weight": self.norm}
-        units = len(given) * self.gated.heads
-        yield Work(gated_heads.kernel(self.gated), named(gated_heads.FIELDS, **at), units, some(units))
 
 
 def delta_net_of(module: Any, kept: Reserved, dtype: torch.dtype) -> DeltaNet:

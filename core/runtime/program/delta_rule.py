@@ -23,12 +23,13 @@ UNROLLED = 4
 
 @dataclass(frozen=True)
 class DeltaRule:
-    """Of value heads, of which as many read each key head."""
+    """Of value heads, of which as many read each key head. `holds`: the states stay as they are."""
 
     key_heads: int
     key_width: int
     value_heads: int
     value_width: int
+    holds: bool = False
 
     def __post_init__(self) -> None:
         assert self.value_heads % self.key_heads == 0
@@ -43,19 +44,20 @@ class DeltaRule:
 def kernel(spec: DeltaRule) -> int:
     """The address of the kernel. A unit is a value head, of all rows in order. mixed [rows, spec.channels]: queries and
     keys, [key_heads, key_width] each, then values [value_heads, value_width]; products [rows, key_heads]; decays and
-    rates [rows, value_heads]; state [value_heads, key_width, value_width] is brought up to date; out [rows,
-    value_heads, value_width]. All are fp32."""
+    rates [rows, value_heads]; state [value_heads, key_width, value_width] is brought up to date unless it `holds`; out
+    [rows, value_heads, value_width]. All are fp32."""
     code = Kernel("delta_rule")
     room = code.stack(spec.key_width * min(SLICE, spec.value_width) * 4)
     sums = [code.stack(len(pieces(spec.value_width)) * WIDTH) for _ in "ab"]
     at = code.fields(FIELDS, ("rows",))
     once = code.let(f"icmp eq i64 {at['rows']}, 1")
-    several = code.let(f"xor i1 {once}, true")
+    several = "true" if spec.holds else code.let(f"xor i1 {once}, true")
     with code.loop("%from", "%to") as unit:
         state = code.at(at["state"], unit.index, spec.key_width * spec.value_width * 4)
         head = _Head(spec, code, at, unit.index, state, room, sums)
-        with code.where(once):
-            head.compute_one()
+        if not spec.holds:
+            with code.where(once):
+                head.compute_one()
         with code.where(several):
             head.compute_rows()
     return code.address()
@@ -135,7 +137,8 @@ class _Head:
                 for some in code.over(width, size=UNROLLED):
                     for i in range(some.count):
                         self._change(row, kept, code.add(some.first, i), values)
-            self._copy(kept, part)
+            if not self.spec.holds:
+                self._copy(kept, part)
 
     def _slices(self) -> Iterator[tuple[str | int, _Part]]:
         """(first column, the part that begins there) of all columns."""

@@ -11,6 +11,8 @@ from core.runtime.program import rms
 from core.runtime.program.weights import FP32, NormWeight, Weight
 from core.runtime.sequence_kv import SequenceKV
 
+ACCEPTED = "accepted"  # names a number of rows that is known only after the pass
+
 
 class Text(NamedTuple):
     """Some rows of a pass: the next tokens of one sequence, of which the last `kept` have logits."""
@@ -28,6 +30,8 @@ class Pass(Protocol):
     texts: Sequence[Text]
     count: int  # rows of all texts
     positions: int  # the address of their positions, i64
+    holds: bool  # some of the rows may be taken back: states are to be what they were
+    later: list[Work]  # bring states up to date once it is known how many rows were accepted: at `ACCEPTED` in them
 
     def scratch(self, name: str, width: int, most: int = 0) -> torch.Tensor:
         """[T, width] fp32, or of `most` rows where T is more than that, the same for the same name and width: whatever

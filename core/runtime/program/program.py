@@ -16,6 +16,7 @@ from core.memory.codec.fast.products import CanonicalProducts
 from core.memory.codec.native.threads import acquire_team
 from core.policy.predict.base import RouterPlan
 from core.runtime.batch import Batch
+from core.runtime.kv_cache import KVCache
 from core.runtime.program.bind import Form
 from core.runtime.program.build import Builder
 from core.runtime.program.built import Built, Memory, Routing, Rows
@@ -58,6 +59,7 @@ class Program:
         self._parts, self._memory = self.form.parts, Memory()
         self._kept: dict[object, Built] = {}
         self._latest: Built | None = None
+        self._holding: KVCache | None = None  # whose states the latest pass has left as they were
         self.built_s = 0.0  # what building steps has taken, within passes
 
     @torch.inference_mode()
@@ -70,15 +72,23 @@ class Program:
         embedded: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """As `core.runtime.batch.compute` -> logits [keep * shares, V] in fp32. `hits`: where experts may be found
-        without `experts`. `embedded` [T, H] takes the place of the tokens' embeddings."""
+        without `experts`. `embedded` [T, H] takes the place of the tokens' embeddings. Of a decode pass with logits of
+        several rows, some may be taken back (`KVCache.take_back`)."""
         form = self.form
+        if self._holding is not None:  # by memory that this pass writes anew
+            self._holding.settle()
+            self._holding = None
         with texts_of(form, self._parts, batch, keep, CPU) as (positions, texts):
-            built = self._built(texts, hits.routers if hits is not None and len(batch.tokens) == 1 else None)
+            plan = hits.routers if hits is not None and len(batch.tokens) == 1 else None
+            built = self._built(texts, plan, batch.phase == "decode" and keep > 1 and len(texts) == 1)
             first = self._begin(built, batch.tokens, positions, embedded)
             logits = torch.empty(len(built.normed), form.head.outputs)
             built.steps.change(built.logits, [logits.data_ptr()])
             self._run(built, first, experts, hits)
             self._latest = built
+        if built.holds:
+            self._holding = texts[0].kv.memory
+            self._holding.hold(len(batch.tokens), built.settle)
         if form.logits_scale != 1:
             logits.mul_(form.logits_scale)
         if form.logits_cap:
@@ -142,7 +152,7 @@ class Program:
                     hits.answered(routing.rest.site.index, routing.answers)
                 built.rows.delta.copy_(self._experts(routing, built.rows, experts))
                 done, at = routing.end, at + 1
-        if done < len(steps):
+        if done < built.end:
             _computed(built, done, None)
 
     def _experts(self, routing: Routing, rows: Rows, experts: Experts) -> torch.Tensor:
@@ -166,17 +176,17 @@ class Program:
             one.beside is not None for one in rests
         )
 
-    def _built(self, texts: Sequence[Text], plan: RouterPlan | None) -> Built:
+    def _built(self, texts: Sequence[Text], plan: RouterPlan | None, holds: bool) -> Built:
         """The steps of a pass: those of the last few kinds are kept."""
-        key = plan, *[(rows, kept, tuple([one.positions for one in held])) for _, held, rows, kept in texts]
+        key = plan, holds, *[(rows, kept, tuple([one.positions for one in held])) for _, held, rows, kept in texts]
         built = self._kept.pop(key, None)
         if built is None:
             began_s = time.perf_counter()
             moved = self._memory.moved
-            built = Builder(self.form, self.kernels, self._memory, texts, plan).built
+            built = Builder(self.form, self.kernels, self._memory, texts, plan, holds).built
             if moved != self._memory.moved:
                 self._kept.clear()
-                built = Builder(self.form, self.kernels, self._memory, texts, plan).built
+                built = Builder(self.form, self.kernels, self._memory, texts, plan, holds).built
             self.built_s += time.perf_counter() - began_s
         built.bind(texts)
         self._kept[key] = built  # as the last one
@@ -188,4 +198,4 @@ class Program:
 def _computed(built: Built, first: int, end: int | None) -> int:
     """Compute some of the steps -> as `Steps.run`."""
     with acquire_team() as team:
-        return built.steps.run(team, first, end)
+        return built.steps.run(team, first, built.end if end is None else end)

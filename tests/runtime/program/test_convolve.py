@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 import torch
@@ -41,9 +42,11 @@ class Channels:
         """[rows, channels], in the order of the output."""
         return torch.cat([self.x[:, begin : begin + self.spec.strip] for begin in self.columns.tolist()], -1)
 
-    def compute(self, state: torch.Tensor, begin: int, end: int, splits: Sequence[int] = ()) -> torch.Tensor:
+    def compute(
+        self, state: torch.Tensor, begin: int, end: int, splits: Sequence[int] = (), holds: bool = False
+    ) -> torch.Tensor:
         """Rows begin..end - 1, from a state on."""
-        out, spec = torch.empty(end - begin, self.spec.channels), self.spec
+        out, spec = torch.empty(end - begin, self.spec.channels), replace(self.spec, holds=holds)
         sizes = {"rows": end - begin, "x_stride": self.x.stride(0) * 4}
         tensors = dict(columns=self.columns, weight=self.weight, bias=self.bias, state=state, out=out)
         call(kernel(spec), FIELDS, spec.units, splits, x=self.x[begin:], **tensors, **sizes)
@@ -68,6 +71,9 @@ def test_rows(spec: Convolve, wild: bool, seed: int, rows: int, splits: list[int
     found = torch.cat([case.compute(state, *piece, splits) for piece in itertools.pairwise(ends)])
     same(found, known)
     same(state, after)
+    held = case.state.clone()
+    same(case.compute(held, 0, rows, splits, holds=True), known)
+    same(held, case.state)
 
 
 @pytest.mark.parametrize("dtype", [FP32, BF16])

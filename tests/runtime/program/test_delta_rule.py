@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 import torch
@@ -35,9 +36,11 @@ class Heads:
         self.decays, self.rates = (drawn(seed + i, rows, spec.value_heads).sigmoid() for i in (2, 3))
         self.state = drawn(seed + 4, spec.value_heads, spec.key_width, spec.value_width, wild=wild)
 
-    def compute(self, state: torch.Tensor, begin: int, end: int, splits: Sequence[int] = ()) -> torch.Tensor:
+    def compute(
+        self, state: torch.Tensor, begin: int, end: int, splits: Sequence[int] = (), holds: bool = False
+    ) -> torch.Tensor:
         """Rows begin..end - 1, from a state on."""
-        spec, rows = self.spec, slice(begin, end)
+        spec, rows = replace(self.spec, holds=holds), slice(begin, end)
         out = torch.empty(end - begin, spec.value_heads, spec.value_width)
         of_rows = {name: getattr(self, name)[rows] for name in ("mixed", "products", "decays", "rates")}
         call(kernel(spec), FIELDS, spec.value_heads, splits, rows=end - begin, state=state, out=out, **of_rows)
@@ -62,6 +65,9 @@ def test_rows(spec: DeltaRule, wild: bool, seed: int, rows: int, splits: list[in
     found = torch.cat([case.compute(state, *piece, splits) for piece in itertools.pairwise(ends)])
     same(found, known)
     same(state, after)
+    held = case.state.clone()
+    same(case.compute(held, 0, rows, splits, holds=True), known)
+    same(held, case.state)
 
 
 def test_it_is_what_the_models_compute() -> None:

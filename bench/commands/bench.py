@@ -23,7 +23,8 @@ from core.system.paths import expanded
 
 PICTURED = "systems", "share"  # the suites that also have a picture
 MODEL = (
-    '"demo", or a folder with a model (default: demo); systems, split, batch: or "generated", which the bench writes'
+    '"demo", or a folder with a model (default: demo); systems, split, batch: or "generated", which the bench writes; '
+    'speculation: or "demo-head", the demo with a head that the bench trains'
 )
 BUDGET = (
     "memory budget of the configurations that cache (default: 50%%, split: 20%%, busy: 100%%, share: the most that is "

@@ -1,8 +1,10 @@
 """bench speculation: guessed tokens that a pass verifies, against one token a pass, and against fixed numbers of them.
 
 What is written is given, so that a text repeats or does not whatever the model would say: passages of the bundled texts
-again and again (`repeated`), with every twelfth token another (`edited`), and texts in their order (`held out`). The
-prompt is the first passage. Every kind writes the same text, from a cache as after the load; bits are compared as well.
+again and again (`repeated`), with every twelfth token another (`edited`), texts in their order (`held out`), and what
+the model writes by itself at temperature 1 (`own`). The prompt is the first passage. Every kind writes the same text,
+from a cache as after the load; bits are compared as well. The model "demo-head" is the demo with a head that is trained
+before (bench.models.head); its guesses, and both together, are two kinds more.
 The machine's own link copies from host memory; the emulated one takes as many layers for an expert as the reference
 machine's does.
 """
@@ -19,42 +21,50 @@ from bench.harness.figures import spread
 from bench.harness.paired import times
 from bench.harness.report import grid, interval
 from bench.harness.run import Result, Run, Suite
+from bench.models.head import TOGETHER, with_head
 from core.engine import Engine
 from core.engine.draft_gate import DraftGate
+from core.engine.drafter import HEAD_SLOPE
 from core.settings.sampling import Sampling
 from core.types import Ids, StepRecord
 
 PASSAGE, EDITED = 48, 12  # tokens
 SKIPPED = 2  # decoded passes that are not counted
-TEXTS = ("repeated", "edited", "held out")
+TEXTS = ("repeated", "edited", "held out", "own")
 FIXED = (1, 2, 4, 8)
 KINDS = ("off", "lookup", *map(str, FIXED))
+HEADS = ("mtp", "auto")  # kinds of a model with a head
+WITH_HEAD = "demo-head"
 FASTER, NEVER_BELOW = 1.3, 0.97  # goals: where the text repeats and half or less is resident, and everywhere
 HALF = 0.5
 
 
 def measure(run: Run, model: str = "demo", budgets: str = "25%,50%,100%", rounds: int = 3, tokens: int = 96) -> Result:
     """`tokens` = written after each prompt."""
-    path, found = model_of(run, model), list[dict[str, Any]]()
+    found, head = list[dict[str, Any]](), model == WITH_HEAD
+    path, kinds = model_of(run, model), (*KINDS, *HEADS) if head else KINDS
+    if head:
+        few = {"texts": TOGETHER, "steps": 2} if run.small else {}
+        path = str(with_head(run.folder(), "demo", run.say, **few))
     for budget in budgets.split(","):
         engine = run.engine(path, {"budget": budget, "link": "own"}, endless=True, arithmetic="fast", context=512)
         texts = _texts(engine, rounds + 1, tokens)
-        layer_ms = Answer(engine, "off", DraftGate(), texts["held out"][0]).ms / engine.shape.layers
+        layer_ms = Answer(engine, "off", Gates(), texts["held out"][0]).ms / engine.shape.layers
         for link in ({"link": "own"}, emulated_link(layer_ms, engine.sizes.blob)):
             engine.change(link)
             for text in TEXTS:
-                gates = {kind: DraftGate() for kind in KINDS}  # each learns from its own passes alone
+                gates = {kind: Gates() for kind in kinds}  # each learns from its own passes alone
 
                 def answered(
                     kind: str,
                     number: int,
                     of: list[list[int]] = texts[text],
                     engine: Engine = engine,
-                    gates: dict[str, DraftGate] = gates,
+                    gates: dict[str, Gates] = gates,
                 ) -> Answer:
                     return Answer(engine, kind, gates[kind], of[number])
 
-                of = run.by_turns(KINDS, answered, rounds, what=f"{budget}, {link['link']} link, {text}")
+                of = run.by_turns(kinds, answered, rounds, what=f"{budget}, {link['link']} link, {text}")
                 about = {
                     "budget": budget,
                     "resident": engine.expert_cache.slots / (engine.shape.layers * engine.shape.experts),
@@ -73,17 +83,34 @@ def _texts(engine: Engine, count: int, tokens: int) -> dict[str, list[list[int]]
         passage = text[:PASSAGE]
         whole = (passage * (1 + len(text) // PASSAGE))[: len(text)]
         edited = [text[-1 - at] if at > PASSAGE and not at % EDITED else token for at, token in enumerate(whole)]
-        for name, one in zip(TEXTS, (whole, edited, text), strict=True):
+        own = [*passage, *_written(engine, passage, tokens, len(found["own"]))]
+        for name, one in zip(TEXTS, (whole, edited, text, own), strict=True):
             found[name].append(one)
     return found
+
+
+def _written(engine: Engine, passage: list[int], tokens: int, seed: int) -> Iterator[int]:
+    """What the model writes after a passage."""
+    for piece in engine.generate(Ids(passage), Sampling(temperature=1.0, seed=seed, max_new_tokens=tokens)):
+        if piece.token is not None:
+            yield piece.token
+
+
+class Gates:
+    """What has been learnt of guesses out of the text, and of the head's."""
+
+    def __init__(self) -> None:
+        self.lookup, self.head = DraftGate(), DraftGate(HEAD_SLOPE)
 
 
 class Answer:
     """One text, written: the records of the passes that count, and the logits of all tokens."""
 
-    def __init__(self, engine: Engine, kind: str, gate: DraftGate, text: list[int]) -> None:
-        engine.change({"drafts": "off" if kind == "off" else "lookup"})
-        gate.fixed, engine.parts.drafter.gate = int(kind) if kind.isdigit() else None, gate
+    def __init__(self, engine: Engine, kind: str, gates: Gates, text: list[int]) -> None:
+        drafter = engine.parts.drafter
+        engine.change({"drafts": "lookup" if kind.isdigit() else kind})
+        gates.lookup.fixed = int(kind) if kind.isdigit() else None
+        drafter.gate, drafter.head_gate = gates.lookup, gates.head
         engine.expert_cache.start_over()
         self.logits, steps = list[torch.Tensor](), list[StepRecord]()
 
@@ -110,6 +137,7 @@ def _figures(found: dict[str, list[Answer]]) -> Result:
     return {
         **{kind: {"ms": spread(ms[kind]), "rounds_ms": ms[kind], **dict(_about(of))} for kind, of in found.items()},
         "over_off": times(ms["off"], ms["lookup"])._asdict(),
+        **{f"{kind}_over_off": times(ms["off"], ms[kind])._asdict() for kind in HEADS if kind in ms},
         "best_fixed": best,
         "best_over_off": times(ms["off"], ms[best])._asdict(),
         "differing": sum(_differing(found["off"][n], of[n]) for of in found.values() for n in range(len(of))),
@@ -157,10 +185,20 @@ def table(r: Result) -> list[str]:
         link = f"{of['link_gbps']:.3g} GB/s" if of["link"] == "emulated" else "own"
         rows.append((of["budget"], link, of["text"], *figures))
     heads = ("budget", "link", "text", "off", "lookup", "faster", "goal", "best fixed", "a pass", "accepted", "experts")
+    by_head = [
+        (
+            *row[:3],
+            *(interval(of[f"{kind}_over_off"]) for kind in HEADS),
+            *(f"{of[kind]['accepted']:.2f} of {of[kind]['drafted']:.2f}" for kind in HEADS),
+        )
+        for row, of in zip(rows, r["rows"], strict=True)
+        if "mtp" in of
+    ]
     return [
         f"{r['model']}: ms a token, medians of {r['rounds']} texts of {r['tokens']} tokens after {r['prompt']}, and "
         "how many times as fast, with the interval of the texts; links in GB/s are emulated",
         *grid((*heads, "bits"), rows),
+        *(grid((*heads[:3], "head faster", "both", "head accepted", "both"), by_head) if by_head else []),
         "  a pass: tokens; accepted: of guessed ones, a token; experts: asked for, a token, with guesses and without; "
         "bits: logits that differ from those of off",
     ]

@@ -104,6 +104,17 @@ def test_what_was_fast_by_chance_is_not_the_best() -> None:
     assert auto.best_of_others({kind: [at] for at, kind in enumerate(auto.FIXED)}) == [0]
 
 
+@pytest.mark.long(2)
+@pytest.mark.parametrize("model", ["demo", "demo-head"])
+def test_speculation(model: str) -> None:
+    """A trained head guesses in the texts that the model writes, and no kind changes a bit."""
+    one = tried("speculation", model=model)
+    assert {row["text"] for row in one.result["rows"]} == {"repeated", "edited", "held out", "own"}
+    assert not any(row["differing"] for row in one.result["rows"])
+    assert all(row["lookup"]["tokens_per_pass"] >= 1 for row in one.result["rows"])
+    assert ("head faster" in one.text) == (model == "demo-head")
+
+
 @pytest.mark.long(0.3)
 def test_dispatch() -> None:
     one = tried("dispatch")

@@ -185,7 +185,8 @@ def test_the_estimate_is_what_the_load_then_takes(packs: dict[str, Path], pack: 
     assert abs(fit.budget - measured) <= 0.05 * measured
     assert fit.slots == engine.expert_cache.slots
     assert memory.host <= fit.host
-    assert fit.disk == engine.shape.total * engine.loaded.store._reader.padded_bytes  # type: ignore[attr-defined]
+    read = engine.loaded.store._reader.padded_bytes  # type: ignore[attr-defined]
+    assert fit.disk == (0 if budget == "all" else engine.shape.total * read), "nothing is read where all are resident"
     assert 0 < fit.tok_s_low <= fit.tok_s_high
     assert 0 <= fit.hit_low <= fit.hit_high <= 1
     assert fit.format == ("int4-g32" if pack == "int4" else "checkpoint")
@@ -203,7 +204,7 @@ def test_a_recorded_trace_narrows_the_forecast(packs: dict[str, Path], engine: E
     assert told.hit_low == told.hit_high == pytest.approx(hits / requests, abs=0.05)
     assert "recorded tokens" in told.basis
     for few in range(4):  # as after an answer that was stopped at once
-        assert "too little is recorded" in estimate(spec, seen=Seen(trace=trace[:few])).basis
+        assert "improves after a few answers" in estimate(spec, seen=Seen(trace=trace[:few])).basis
 
 
 def test_more_host_memory_than_there_is_is_refused_before_anything_is_read(

@@ -25,12 +25,10 @@ SUITES = {  # name -> folder, options
     "distance": ("quality", "model formats tokens small"),
     "invariance": ("quality", "model prompts small"),
     "auto": ("speed", "model budgets rounds tokens keep small"),
-    "kinds": ("speed", "rounds tokens lengths keep small"),
     "prefill": ("speed", "rounds lengths peers keep small"),
     "split": ("speed", "model budget rounds tokens keep small"),
     "batch": ("speed", "model rounds tokens keep small"),
     "dispatch": ("speed", "rounds tokens small"),
-    "busy": ("speed", "model budget rounds tokens small"),
     "host": ("speed", "model budget rounds tokens small"),
     "speculation": ("speed", "model budgets rounds tokens keep small"),
     "share": ("speed", "model budget rounds tokens small"),
@@ -41,6 +39,8 @@ GONE = {  # names of before -> what to do instead
     "super_experts": "`calibrate` lists them; `bench lossy` measures what answers lose.",
     "formats": "`python -m core.memory.codec.measure` measures every format, by the number of rows.",
     "training": "`bench estimator` compares what learned predictors gain from more tokens.",
+    "busy": "What it measured is in docs/computing.md.",
+    "kinds": "What it measured is in docs/computing.md.",
 }
 
 

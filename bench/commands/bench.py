@@ -25,10 +25,7 @@ PICTURED = "systems", "share"  # the suites that also have a picture
 MODEL = (
     '"demo", or a folder with a model (default: demo); systems, split, batch: or "generated", which the bench writes'
 )
-BUDGET = (
-    "memory budget of the configurations that cache (default: 50%%, split: 20%%, busy: 100%%, share: the most that is "
-    "safe)"
-)
+BUDGET = "memory budget of the configurations that cache (default: 50%%, split: 20%%, share: the most that is safe)"
 PEERS = "all", "ik", "llama", "none"
 KEEP = (
     "where the generated model and its packs stay, 12 GB, and results from which an interrupted run continues "

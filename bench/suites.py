@@ -33,15 +33,6 @@ SUITES = {  # name -> folder, options
     "speculation": ("speed", "model budgets rounds tokens keep small"),
     "share": ("speed", "model budget rounds tokens small"),
 }
-GONE = {  # names of before -> what to do instead
-    "regret": "The live comparison of policies is a row of `bench overhead` now.",
-    "substitution": "What substitutes cost a token is part of the times of `bench lossy`.",
-    "super_experts": "`calibrate` lists them; `bench lossy` measures what answers lose.",
-    "formats": "`python -m core.memory.codec.measure` measures every format, by the number of rows.",
-    "training": "`bench estimator` compares what learned predictors gain from more tokens.",
-    "busy": "What it measured is in docs/computing.md.",
-    "kinds": "What it measured is in docs/computing.md.",
-}
 
 
 def suite(name: str) -> Suite:

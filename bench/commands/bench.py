@@ -12,7 +12,7 @@ from app.cli import options
 from app.cli.target import require_new_file
 from app.store.home import DISTANCES, data_dir
 from app.store.results import new_file, write
-from bench.suites import GONE, SUITES, having, suite
+from bench.suites import SUITES, having, suite
 from core import __version__
 from core.engine import arithmetic
 from core.errors import MoestroError
@@ -152,9 +152,7 @@ def write_picture(file: Path, result: Mapping[str, Any]) -> None:
 def known(name: str) -> str:
     if name in SUITES:
         return name
-    raise argparse.ArgumentTypeError(
-        GONE.get(name) or f"there is no bench {name!r}. Choose one of: {', '.join(SUITES)}."
-    )
+    raise argparse.ArgumentTypeError(f"there is no bench {name!r}. Choose one of: {', '.join(SUITES)}.")
 
 
 def count(text: str) -> int:

@@ -14,7 +14,7 @@ from bench.models import fixtures
 from bench.models.sizes import SMALL
 from bench.speed import auto, batch, host, prefill, split, tiers, worker
 from bench.speed import share as share_suite
-from bench.suites import GONE, SUITES, suite
+from bench.suites import SUITES, suite
 from core.capacity import fit
 from core.errors import BudgetError
 from core.system.native.compile import widths
@@ -25,7 +25,7 @@ from tests.bench.tried import tried
 @pytest.mark.parametrize("name", SUITES)
 def test_the_command_line_knows_the_options_of_a_suite(name: str) -> None:
     found, (_, listed) = suite(name), SUITES[name]
-    assert isinstance(found, Suite) and found.small.keys() <= found.options.keys() and name not in GONE
+    assert isinstance(found, Suite) and found.small.keys() <= found.options.keys()
     assert {*listed.split()} - {"keep", "small"} <= found.options.keys()
 
 

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from app.services.analysis.whatif import About, title
 from core.errors import MoestroError
@@ -48,26 +47,6 @@ class Lab:
     about: About
     most: int  # m of recall@m
     runs: tuple[Run, ...]
-
-    def dump(self) -> dict[str, Any]:
-        """As plain JSON values."""
-        return asdict(self)
-
-    @classmethod
-    def read(cls, kept: Mapping[str, Any]) -> Lab:
-        """Read from `dump`. Raises TypeError or KeyError for a format of another version."""
-        runs = tuple(
-            Run(
-                **{
-                    **run,
-                    "recall": tuple(run["recall"]),
-                    "recall_most": tuple(run["recall_most"]),
-                    "blocks": tuple(Block(*one) for one in run.get("blocks", ())),
-                }
-            )
-            for run in kept["runs"]
-        )
-        return cls(About.read(kept["about"]), kept["most"], runs)
 
     def ran(self) -> list[Run]:
         """The prefetchers that could be run."""

@@ -31,7 +31,6 @@ class Known:
     defaults: Any = None
     maps: Any = None
     map_keys: Any = None
-    first_table: Any = None
 
 
 def random_known(layers: int, experts: int, k: int, tokens: int = 50) -> Known:

@@ -32,7 +32,6 @@ HELP = {
     "likeness": "similarity of two experts' outputs",
     "norms": "norm of each expert's output",
     "peaks": "experts with outputs so large that the model depends on them",
-    "first_table": "first-layer experts by token id",
     "curves": "hit rates at every cache size, for plans",
     "times": "times of attention, experts and copies",
     "estimator": "a small network, trained to predict the next layer's experts",

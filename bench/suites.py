@@ -25,22 +25,13 @@ SUITES = {  # name -> folder, options
     "distance": ("quality", "model formats tokens small"),
     "invariance": ("quality", "model prompts small"),
     "auto": ("speed", "model budgets rounds tokens keep small"),
-    "kinds": ("speed", "rounds tokens lengths keep small"),
     "prefill": ("speed", "rounds lengths peers keep small"),
     "split": ("speed", "model budget rounds tokens keep small"),
     "batch": ("speed", "model rounds tokens keep small"),
     "dispatch": ("speed", "rounds tokens small"),
-    "busy": ("speed", "model budget rounds tokens small"),
     "host": ("speed", "model budget rounds tokens small"),
     "speculation": ("speed", "model budgets rounds tokens keep small"),
     "share": ("speed", "model budget rounds tokens small"),
-}
-GONE = {  # names of before -> what to do instead
-    "regret": "The live comparison of policies is a row of `bench overhead` now.",
-    "substitution": "What substitutes cost a token is part of the times of `bench lossy`.",
-    "super_experts": "`calibrate` lists them; `bench lossy` measures what answers lose.",
-    "formats": "`python -m core.memory.codec.measure` measures every format, by the number of rows.",
-    "training": "`bench estimator` compares what learned predictors gain from more tokens.",
 }
 
 

@@ -1,5 +1,5 @@
 """Builds Moestro's bundled demo model: facts, corpus, training, evaluation, model card.
 
-The package is independent of Moestro's engine: it needs torch, transformers, tokenizers, safetensors and a Python whose
-docstrings become the facts.
+Of Moestro it uses the simulator of caches alone, for the card. It needs torch, transformers, tokenizers, safetensors
+and a Python whose docstrings become the facts.
 """

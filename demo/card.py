@@ -43,9 +43,9 @@ def measurements(folder: Path, work: Path) -> dict[str, Any]:
     requests += [held[start * WINDOW : (start + 1) * WINDOW] for start in range(TRACE_WINDOWS)]
     random.Random(6).shuffle(requests)
     figures["expert_likeness"] = expert_likeness(model, requests[::8])
-    traces = record(model, requests)
-    figures["trace_tokens"] = len(traces[0])
-    figures["hit_rates"] = hit_rates(traces, model.config.num_experts)
+    routed = record(model, requests)
+    figures["trace_tokens"] = len(routed)
+    figures["hit_rates"] = hit_rates(routed, model.config.num_experts)
     figures["parameters"] = sum(parameter.numel() for parameter in model.parameters())
     figures["bytes"] = sum(path.stat().st_size for path in folder.iterdir())
     return figures

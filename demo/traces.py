@@ -1,94 +1,45 @@
 """Cache-relevant properties of the model's routing: hit rates of LRU, LFU and Belady; and similarity of its experts.
 
-A trace is the experts that every token selects, layer by layer, for consecutive questions and windows of held-out text.
+Routed are the tokens of consecutive questions and windows of held-out text, through caches of Moestro's simulator.
 """
 
-from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from core.profile.trace import ArrayTrace
+from core.simulate import BELADY, Config, simulate
+
 from .model import RouterLog
 
-Trace = list[tuple[int, ...]]
-NEVER = 1 << 60
+Routed = npt.NDArray[np.int16]  # [tokens, layers, k] the experts of every token
 
 
 @torch.inference_mode()
-def record(model: Any, requests: Sequence[Sequence[int]]) -> list[Trace]:
-    """Per layer, the experts of every token of the requests, each run as a context of its own."""
+def record(model: Any, requests: Sequence[Sequence[int]]) -> Routed:
+    """The experts of every token of the requests, each run as a context of its own."""
     log = RouterLog(model)
-    traces: list[Trace] = [[] for _ in model.model.layers]
+    found = list[Routed]()
     for ids in requests:
         model(input_ids=torch.tensor([list(ids)], device=model.device), use_cache=False)
-        for trace, (_, chosen) in zip(traces, log.seen, strict=True):
-            trace += [tuple(sorted(token)) for token in chosen.tolist()]
+        found.append(torch.stack([chosen for _, chosen in log.seen], 1).to(torch.int16).cpu().numpy())
         log.seen.clear()
     log.remove()
-    return traces
+    return np.concatenate(found)
 
 
-def next_uses(trace: Trace) -> list[dict[int, int]]:
-    """For every position, when each expert used there is used again."""
-    upcoming: dict[int, int] = {}
-    found: list[dict[int, int]] = []
-    for time in range(len(trace) - 1, -1, -1):
-        found.append({expert: upcoming.get(expert, NEVER) for expert in trace[time]})
-        upcoming.update(dict.fromkeys(trace[time], time))
-    return found[::-1]
-
-
-def hit_rate(trace: Trace, slots: int, victim_key: Callable[[int], Any], used: Callable[[int, int], None]) -> float:
-    """The share of experts found resident; a miss evicts the resident expert with the smallest `victim_key`.
-
-    A token's own experts are never evicted while it runs. `used(expert, time)` is called for every use.
-    """
-    resident: set[int] = set()
-    hits = 0
-    for time, experts in enumerate(trace):
-        hits += sum(expert in resident for expert in experts)
-        for expert in experts:
-            used(expert, time)
-        for expert in experts:
-            if expert not in resident:
-                if len(resident) >= slots:
-                    resident.remove(min(resident - set(experts), key=lambda e: (victim_key(e), e)))
-                resident.add(expert)
-    return hits / sum(map(len, trace))
-
-
-def lru(trace: Trace, slots: int) -> float:
-    """Evicts the least recently used expert."""
-    last: dict[int, int] = {}
-    return hit_rate(trace, slots, last.__getitem__, last.__setitem__)
-
-
-def lfu(trace: Trace, slots: int) -> float:
-    """Evicts the least frequently used expert."""
-    count: Counter[int] = Counter()
-    return hit_rate(trace, slots, count.__getitem__, lambda expert, _: count.update((expert,)))
-
-
-def belady(trace: Trace, slots: int) -> float:
-    """Evicts the expert whose next use is farthest away: the upper bound."""
-    uses = next_uses(trace)
-    again: dict[int, int] = {}
-    return hit_rate(trace, slots, lambda e: -again[e], lambda e, time: again.__setitem__(e, uses[time][e]))
-
-
-def hit_rates(traces: list[Trace], experts: int) -> dict[str, dict[str, float]]:
-    """Mean hit rate over layers by policy and share of slots."""
-    policies = {"LRU": lru, "LFU": lfu, "Belady": belady}
-    return {
-        name: {
-            f"{share}%": round(sum(run(trace, experts * share // 100) for trace in traces) / len(traces), 3)
-            for share in (25, 50, 75)
-        }
-        for name, run in policies.items()
-    }
+def hit_rates(routed: Routed, experts: int) -> dict[str, dict[str, float]]:
+    """Hit rate over all layers by policy and share of slots, of caches that start empty and have one token a pass."""
+    trace, total = ArrayTrace(routed, experts), routed.shape[1] * experts
+    policies, shares = {"LRU": "lru", "LFU": "lfu", "Belady": BELADY}, (25, 50, 75)
+    configs = [Config(policy, total * share // 100) for policy in policies.values() for share in shares]
+    rates = iter(simulate(trace, configs, processes=1))
+    return {name: {f"{share}%": round(next(rates).hit_rate or 0.0, 3) for share in shares} for name in policies}
 
 
 @torch.inference_mode()

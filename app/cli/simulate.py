@@ -97,9 +97,6 @@ def _add_clock(parser: argparse.ArgumentParser) -> None:
         metavar="X",
         help="compute time of one expert (default: 0, no compute overlaps a copy)",
     )
-    clock.add_argument(
-        "--miss-ms", type=MILLISECONDS, default=0.0, metavar="X", help="cost of a miss besides its copy (default: 0)"
-    )
 
 
 def run(args: argparse.Namespace) -> int:

@@ -46,13 +46,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="X",
         help="the part of the compute time outside the layers (default: 0, or the profile's)",
     )
-    group.add_argument(
-        "--predict-ms",
-        type=MILLISECONDS,
-        default=0.0,
-        metavar="X",
-        help="a prefetcher's own time per layer (default: 0)",
-    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +84,7 @@ def machine(
             how = "--compute-ms and one of --load-ms and --gbps, or a --profile with measured times"
         raise SettingError(f"To predict speed, give {how}.")
     return Machine(
-        Clock(compute_ms, load_ms, expert_ms, args.miss_ms, head_ms, args.predict_ms),
+        Clock(compute_ms, load_ms, expert_ms, head_ms=head_ms),
         round((args.expert_mb or 0.0) * 1e6),
     )
 

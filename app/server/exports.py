@@ -12,7 +12,7 @@ from starlette.background import BackgroundTask
 
 from app.server.json_values import RowId
 from app.services import runs
-from app.services.analysis import lab, whatif_csv
+from app.services.analysis import tables_csv
 from app.services.exports import archive, timeline, traces, transcript
 from app.services.host import Host
 from app.store import Store
@@ -93,12 +93,12 @@ class Exports:
     def comparison(self) -> Response:
         """The table of the last What-if comparison."""
         table = self._host.analyst.table
-        return _table("moestro-whatif.csv", None if table is None else whatif_csv.to_csv(table))
+        return _table("moestro-whatif.csv", None if table is None else tables_csv.whatif(table))
 
     def predictors(self) -> Response:
         """The table of the predictor lab."""
         found = self._host.analyst.lab
-        return _table("moestro-predictors.csv", None if found is None else lab.to_csv(found))
+        return _table("moestro-predictors.csv", None if found is None else tables_csv.lab(found))
 
     def quality(self) -> Response:
         """The table of the last evaluation."""

@@ -161,7 +161,7 @@ def jobs_state(host: Host) -> dict[str, Any]:
     """For each other long job: its progress, and a stamp that changes with the contents of its tab."""
     analysis, calibration, profile = host.analyst.job, host.calibrator.job, host.models.profile
     ended = f"{id(calibration)} {calibration.state if calibration is not None else ''}"
-    lists = ListRule.of(host.models.settings)  # drawn next to the profile
+    lists = ListRule.of(host.models.settings)  # of similarities, drawn with the profile
     return {
         "analysis": {"stamp": host.analyst.stamp, **job_state(analysis)},
         "calibration": {

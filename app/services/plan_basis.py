@@ -30,8 +30,7 @@ NEEDED = (
     "A plan follows from hit curves and measured times. Calibrate the model with “Hit curves” and “Measured times” "
     "ticked, then plan again."
 )
-MOST = 100_000  # decoded tokens kept: the last ones
-MOST_RANKED = 5000  # of them whose rankings are kept: those of one of MoEpic's periods (section 4.1)
+MOST = 5000  # decoded tokens kept, with their rankings: those of one of MoEpic's periods (section 4.1)
 MOST_BYTES = 80 << 20  # of their ids, at most, and of their rankings
 ENOUGH = 500  # decoded tokens of a session that its own hit curves are taken from; with predictions, P and PH, too
 
@@ -131,7 +130,7 @@ class RoutedTokens:
             layers = step.ids.shape[0]
             self._passes, self._ranked_load = PassRankings(layers, experts), load
             with self._lock:
-                self._ranked = deque(maxlen=max(1, min(MOST_RANKED, MOST_BYTES // (2 * layers * experts))))
+                self._ranked = deque(maxlen=max(1, min(MOST, MOST_BYTES // (2 * layers * experts))))
         ranking: Ranking = self._passes.take(step.ranked)[0]
         return ranking
 

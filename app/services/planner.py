@@ -103,13 +103,6 @@ class Planner:
         others["AdapMoE, whole experts"] = plan_adapmoe(curves, times, rest)
         return Proposal(plan, known.in_force(self._models.settings), others, known)
 
-    def least(self, tpot_ms: float) -> tuple[int, int, CachePlan]:
-        """The fewest experts, buffer included, that a token is predicted to take no more than `tpot_ms` with, of how
-        many there are, and their plan."""
-        known = self._basis.known()
-        assert known is not None
-        return least_experts(known, tpot_ms)
-
     def use(self, proposal: Proposal, *, idle: bool = False) -> None:
         """Keep the plan in the profile, and divide and split by it from the next forward pass on."""
         models = self._models

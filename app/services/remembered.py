@@ -65,7 +65,7 @@ class Remembered:
         kept = self._db.get(key)
         try:
             return read(kept) if kept else None
-        except (TypeError, KeyError, ValueError, AttributeError, IndexError) as error:
+        except (MoestroError, TypeError, KeyError, ValueError, AttributeError, IndexError) as error:
             log.warning("forgot the %s of an earlier version: %s", key, error)
             return None
 

@@ -12,7 +12,7 @@ from app.cli import options
 from app.cli.target import require_new_file
 from app.store.home import DISTANCES, data_dir
 from app.store.results import new_file, write
-from bench.suites import GONE, SUITES, having, suite
+from bench.suites import SUITES, having, suite
 from core import __version__
 from core.engine import arithmetic
 from core.errors import MoestroError
@@ -26,10 +26,7 @@ MODEL = (
     '"demo", or a folder with a model (default: demo); systems, split, batch: or "generated", which the bench writes; '
     'speculation: or "demo-head", the demo with a head that the bench trains'
 )
-BUDGET = (
-    "memory budget of the configurations that cache (default: 50%%, split: 20%%, busy: 100%%, share: the most that is "
-    "safe)"
-)
+BUDGET = "memory budget of the configurations that cache (default: 50%%, split: 20%%, share: the most that is safe)"
 PEERS = "all", "ik", "llama", "none"
 KEEP = (
     "where the generated model and its packs stay, 12 GB, and results from which an interrupted run continues "
@@ -156,9 +153,7 @@ def write_picture(file: Path, result: Mapping[str, Any]) -> None:
 def known(name: str) -> str:
     if name in SUITES:
         return name
-    raise argparse.ArgumentTypeError(
-        GONE.get(name) or f"there is no bench {name!r}. Choose one of: {', '.join(SUITES)}."
-    )
+    raise argparse.ArgumentTypeError(f"there is no bench {name!r}. Choose one of: {', '.join(SUITES)}.")
 
 
 def count(text: str) -> int:

@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from core.errors import ProfileError
 from core.policy.substitute.buddies import rank
-from core.policy.substitute.list_lengths import COVERAGES, ListRule, by_layer, lengths, percentiles
+from core.policy.substitute.list_lengths import COVERAGES, by_layer, lengths, percentiles
 from core.profile import Profile
 from core.settings.config import Settings
 
@@ -31,7 +31,7 @@ def measured(profile: Profile) -> dict[str, Any]:
             f"The profile of {profile.model} lacks how often experts are chosen, or which together. Calibrate the "
             "model again, with the parts counts and pairs."
         )
-    most, few = ListRule.of(Settings()).k_max, max(1, (profile.experts - 1) // FEW)
+    most, few = int(Settings()["substitute.buddy.k_max"]), max(1, (profile.experts - 1) // FEW)
     at_alpha = {f"{alpha:g}": by_layer(profile.pairs, np.full(profile.layers, alpha), most) for alpha in ALPHAS}
     over = lengths(profile.pairs, COVERAGES)
     found: dict[str, Any] = {

@@ -1,8 +1,7 @@
 """bench predictors: recall of each predictor, layer by layer, and its cost on the computing thread.
 
 Recall is measured on a model whose profile comes from other texts than the questions; predictors with background
-work are waited for, so that their recall is the method's. Cost is measured without waiting. The cost in a large model
-is measured on one of 48 layers of 128 experts with random weights: only the time counts there.
+work are waited for, so that their recall is the method's. Cost is measured without waiting.
 """
 
 from statistics import fmean
@@ -10,7 +9,6 @@ from statistics import fmean
 from bench.harness.engines import READ, divided
 from bench.harness.report import grid, headline
 from bench.harness.run import RESIDENT, Result, Run, Suite
-from bench.routing import skeleton
 from bench.routing.probe import listen, subjects
 from core.engine.texts import bundled
 from core.measure.calibrate.gather import calibrate
@@ -41,20 +39,14 @@ def measure(run: Run, model: str = "demo", tokens: int = 256, answer: int = 48) 
                 "named": patient.named(),
                 "ms_per_token": quick.ms_per_token(),
             }
-    sizes = skeleton.TINY if run.small else skeleton.LARGE
     return {
         "profile_tokens": profile.tokens,
         "predictors": found,
-        "large": skeleton.measure(sizes, subjects(), 4 if run.small else 24, run.say),
-        "large_layers": sizes.layers,
-        "large_experts": sizes.experts,
-        "large_top_k": sizes.top_k,
-        "large_hidden": sizes.hidden,
     }
 
 
 def table(r: Result) -> list[str]:
-    found, large = r["predictors"], r["large"]
+    found = r["predictors"]
     rows = [
         (
             name,
@@ -62,15 +54,15 @@ def table(r: Result) -> list[str]:
             f"{one['recall_of_all_named']:.1%}",
             f"{one['named']:.1f}",
             f"{one['recall_in_time']:.1%}",
-            *(f"{ms['cpu']:.3f} / {ms['wall']:.3f}" for ms in (one["ms_per_token"], large[name])),
+            f"{one['ms_per_token']['cpu']:.3f} / {one['ms_per_token']['wall']:.3f}",
         )
         for name, one in sorted(found.items(), key=lambda pair: -pair[1]["recall_at_k"])
     ]
     ranks = range(r["top_k"])
     return [
         f"{headline(r)}; recall@{r['top_k']} of {r['tokens']} decoded tokens; ms per token on the computing thread "
-        f"(its own work / with waits), there and with {r['large_layers']} layers of {r['large_experts']}",
-        *grid(("predictor", "recall", "all named", "named", "in time", "ms", "ms large"), rows),
+        "(its own work / with waits)",
+        *grid(("predictor", "recall", "all named", "named", "in time", "ms"), rows),
         "  recall by layer:",
         *grid(
             ("", *[""] * r["layers"]),

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -32,13 +32,6 @@ Ints = npt.NDArray[np.integer]
 Floats = npt.NDArray[np.floating]
 
 
-class FirstTable(NamedTuple):
-    """The experts of layer 0 that each token id takes most often."""
-
-    tokens: npt.NDArray[np.int32]  # [V'] token ids that were seen, ascending
-    experts: npt.NDArray[np.int16]  # [V', k] most frequent first; -1 where fewer were seen
-
-
 # Part -> its arrays. These names are used to gather, request and report parts.
 PARTS: dict[str, tuple[str, ...]] = {
     "counts": ("counts",),
@@ -50,13 +43,12 @@ PARTS: dict[str, tuple[str, ...]] = {
     "likeness": ("likeness",),
     "norms": ("norms",),
     "peaks": ("peaks",),
-    "first_table": ("first_table",),
     "curves": ("curve_hit", "curve_chosen", "curve_cached"),
     "times": ("times",),
     "estimator": (),
     "path": (),
 }
-# Array -> (dtype in the file, its dimensions: L layers, E experts, C experts + 1, K top-k, H hidden, - any).
+# Array -> (dtype in the file, its dimensions: L layers, E experts, C experts + 1, H hidden, - any).
 ARRAYS: dict[str, tuple[str, str]] = {
     "counts": ("int64", "LE"),
     "pairs": ("float32", "LEE"),
@@ -75,8 +67,6 @@ ARRAYS: dict[str, tuple[str, str]] = {
     "curve_hit": ("float32", "LC"),
     "curve_chosen": ("float32", "L-"),
     "curve_cached": ("float32", "LC-"),
-    "first_tokens": ("int32", "-"),
-    "first_experts": ("int16", "-K"),
 }
 
 
@@ -107,7 +97,6 @@ class Profile:
     peaks: Floats | None = None  # float32 [L, E] largest absolute output of the expert, unweighted; 0 if unused
     maps: Floats | None = None  # float16 [N, L, E] router distributions of single tokens ...
     map_keys: Floats | None = None  # float16 [N, H] ... and the output of the embedding for them
-    first_table: FirstTable | None = None
     curve_hit: Floats | None = None  # float32 [L, E + 1] the arrays of core.policy.allocation.curves.Curves
     curve_chosen: Floats | None = None  # float32 [L, Y]
     curve_cached: Floats | None = None  # float32 [L, E + 1, Y]
@@ -228,9 +217,7 @@ _PLAIN = (
 
 
 def _arrays(profile: Profile) -> dict[str, npt.NDArray[Any]]:
-    table = profile.first_table
-    found: dict[str, Any] = {name: getattr(profile, name, None) for name in ARRAYS}
-    found |= {"first_tokens": table and table.tokens, "first_experts": table and table.experts}
+    found: dict[str, Any] = {name: getattr(profile, name) for name in ARRAYS}
     arrays = {name: np.ascontiguousarray(value, ARRAYS[name][0]) for name, value in found.items() if value is not None}
     nets = {
         NET + name: np.ascontiguousarray((value.float() if value.is_floating_point() else value).cpu().numpy())
@@ -247,7 +234,6 @@ def _profile(head: Mapping[str, Any], arrays: Mapping[str, npt.NDArray[Any]]) ->
         "l": plain["layers"] - 1,
         "E": plain["experts"],
         "C": plain["experts"] + 1,
-        "K": plain["top_k"],
         "H": plain["hidden"],
         "P": 101,
         "T": len(TEMPERATURES),
@@ -262,11 +248,9 @@ def _profile(head: Mapping[str, Any], arrays: Mapping[str, npt.NDArray[Any]]) ->
             or any(side != "-" and array.shape[i] != sizes[side] for i, side in enumerate(sides))
         ):
             raise ValueError(f"{name} is {array.dtype} {list(array.shape)}")
-    check_arrays(values, plain["experts"])
+    check_arrays(values)
     nets = [name.removeprefix(NET) for name in arrays if name.startswith(NET)]
     check_nets(plain["settings"], nets, defaults="defaults" in values)
-    if "first_tokens" in values:
-        values["first_table"] = FirstTable(values.pop("first_tokens"), values.pop("first_experts"))
     if head.get("plan") is not None:
         values["plan"] = CachePlan.from_json(head["plan"], plain["layers"], plain["experts"])
     return Profile(**plain, **values, nets=_nets(arrays))

@@ -10,7 +10,6 @@ import numpy as np
 import numpy.typing as npt
 
 from core.policy.substitute.entropy import TEMPERATURES, entropy, renormalised
-from core.profile.profile import FirstTable
 
 BINS = 1 << 14  # of the histogram of gate entropies in [0, 1]
 
@@ -86,31 +85,6 @@ class Entropies:
             ranks = np.maximum(1, np.ceil(np.arange(101) / 100 * upto[at][-1] - 1e-9))
             found[at] = (np.searchsorted(upto[at], ranks) + 0.5) / BINS
         return found
-
-
-class FirstTokens:
-    """Counts how often each token id takes each expert of layer 0."""
-
-    def __init__(self, experts: int, top_k: int) -> None:
-        self._experts, self._top_k = experts, top_k
-        self._counts: dict[int, npt.NDArray[np.int32]] = {}
-
-    def add(self, tokens: npt.NDArray[np.integer], ids: Ids) -> None:
-        """Adds token ids [T] and the choices of layer 0's router for them [T, k]."""
-        for token, chosen in zip(tokens.tolist(), ids, strict=True):
-            if token not in self._counts:
-                self._counts[token] = np.zeros(self._experts, np.int32)
-            self._counts[token][chosen] += 1
-
-    def table(self) -> FirstTable | None:
-        """The k most frequent experts of each token, the lower id on ties; None when no token was added."""
-        if not self._counts:
-            return None
-        tokens = np.array(sorted(self._counts), np.int32)
-        counts = np.stack([self._counts[token] for token in tokens.tolist()])
-        best = np.argsort(-counts, axis=-1, kind="stable")[:, : self._top_k]
-        used = np.take_along_axis(counts, best, -1) > 0
-        return FirstTable(tokens, np.where(used, best, -1).astype(np.int16))
 
 
 def _off_diagonal(matrix: Floats) -> npt.NDArray[np.float32]:

@@ -13,7 +13,6 @@ TOGETHER = (
     ("pairs", "pairs_weighted"),
     ("gate_recall", "similarity"),
     ("maps", "map_keys"),
-    ("first_tokens", "first_experts"),
     ("curve_hit", "curve_chosen", "curve_cached"),
 )  # arrays of one part
 UNPREDICTED = ("gate_recall", "default_recall")  # their first is NaN: no layer comes before it
@@ -36,7 +35,7 @@ def check_head(head: Mapping[str, Any]) -> None:
         raise ValueError("its times are not milliseconds")
 
 
-def check_arrays(arrays: Mapping[str, Any], experts: int) -> None:
+def check_arrays(arrays: Mapping[str, Any]) -> None:
     """Raises ValueError for values that calibration cannot have measured. Shapes are checked before."""
     for names in TOGETHER[1:]:
         if len({name in arrays for name in names}) > 1:
@@ -44,9 +43,8 @@ def check_arrays(arrays: Mapping[str, Any], experts: int) -> None:
     for more, one in (("pairs_weighted", "pairs"), ("tae_tempered", "tae"), ("default_recall", "gate_recall")):
         if more in arrays and one not in arrays:
             raise ValueError(f"it has only one of {one} and {more}")
-    for one, other in (("maps", "map_keys"), ("first_tokens", "first_experts")):
-        if one in arrays and len(arrays[one]) != len(arrays[other]):
-            raise ValueError(f"{one} and {other} are not equally many")
+    if "maps" in arrays and len(arrays["maps"]) != len(arrays["map_keys"]):
+        raise ValueError("maps and map_keys are not equally many")
     for name, array in arrays.items():
         kind = array.dtype.kind
         bad = np.isnan(array) if name == "defaults" else ~np.isfinite(array) if kind == "f" else None
@@ -61,14 +59,6 @@ def check_arrays(arrays: Mapping[str, Any], experts: int) -> None:
         raise ValueError("curve_chosen and curve_cached are not of equally many predictions")
     if "peaks" in arrays and (arrays["peaks"] < 0).any():
         raise ValueError("peaks has sizes below 0")
-    if (
-        "first_experts" in arrays
-        and arrays["first_experts"].size
-        and not (-1 <= int(arrays["first_experts"].min()) <= int(arrays["first_experts"].max()) < experts)
-    ):
-        raise ValueError("first_experts names an expert that is not there")
-    if "first_tokens" in arrays and (np.diff(arrays["first_tokens"], prepend=-1) <= 0).any():
-        raise ValueError("first_tokens does not rise")
 
 
 def check_nets(settings: Mapping[str, Any], names: Collection[str], *, defaults: bool) -> None:

@@ -18,7 +18,6 @@ TITLES = {
     "likeness": "Alike experts",
     "norms": "Output norms",
     "peaks": "Super experts",
-    "first_table": "First-layer table",
     "curves": "Hit curves",
     "times": "Measured times",
     "estimator": "Estimator",
@@ -114,11 +113,6 @@ def best_pairs(profile: Profile) -> npt.NDArray[np.float32]:
     return best
 
 
-def _table(profile: Profile) -> str:
-    assert profile.first_table is not None
-    return f"{len(profile.first_table.tokens)} token ids"
-
-
 def _curves(profile: Profile) -> str:
     curves = profile.curves()
     assert curves is not None
@@ -175,7 +169,6 @@ _SAID: dict[str, Callable[[Profile], str]] = {
     "likeness": _likeness,
     "norms": _norms,
     "peaks": _peaks,
-    "first_table": _table,
     "curves": _curves,
     "times": _times,
     "estimator": _trained("estimator"),

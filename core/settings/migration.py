@@ -10,7 +10,7 @@ from core.settings.param import Value
 V = TypeVar("V", bound=Value)
 DISTANCES = {  # each predictor had a width, a floor and a distance of its own: what the distance was by default
     **dict.fromkeys(("all_next", "default_vectors", "estimator", "gate", "hybrid", "previous_token", "random"), 1),
-    **dict.fromkeys(("recent", "request", "token_table", "transitions"), 1),
+    **dict.fromkeys(("recent", "request", "token_table", "transitions"), 1),  # token_table is gone
     "expert_map": 3,
     "routing_path": 4,
     "stride": 4,

@@ -14,10 +14,8 @@ from core.policy.eviction import GONE, MakePolicy, policy_maker
 from core.profile.trace import ArrayTrace, Chunk, Trace
 from core.profile.trace.ranking import NONE, rankings
 from core.settings.config import Settings
-from core.simulate import lcp_stack
 from core.simulate.replay import Replay
 
-FEW = 5000  # tokens that are replayed where there is no native code
 SIZES = 32  # cache sizes replayed at most; between them, values are interpolated
 Ids = npt.NDArray[np.integer[Any]]
 
@@ -105,52 +103,24 @@ def measure_curves(trace: Trace, make: MakePolicy, *, sizes: Sequence[int] = (),
 def routed_curves(
     ids: Ids, experts: int, ranked: Ids | None = None, wanted: Callable[[], bool] = lambda: True
 ) -> Curves | None:
-    """The curves of decoded tokens' experts [T, L, k] with LCP as it is by default, at every size of the cache, by
-    exact replay. `ranked` [R, L, Y]: the rankings of the last R of them, as for CurveMeter; P and PH are of these
-    tokens alone. None = no predictions, Y is 0.
+    """The curves of decoded tokens' experts [T, L, k] with LCP as it is by default, by a new CurveMeter. `ranked`
+    [R, L, Y]: the rankings of the last R of them, as for CurveMeter; P and PH are of these tokens alone. None = no
+    predictions, Y is 0.
 
-    Without native code, the last FEW tokens are counted, at the sizes of CurveMeter. Asked again and again whether this
-    is still `wanted`; None when it is not. Raises TraceError when there is no token.
+    Asked before every token whether this is still `wanted`; None when it is not. Raises TraceError when there is no
+    token.
     """
     tokens, layers, k = ids.shape
     if not tokens:
         raise TraceError("There is no decoded token to plan from.")
-    policy = Settings().choice("eviction", "lcp")
     ranked = np.zeros((0, layers, 0), np.int16) if ranked is None else ranked[-tokens:]
-    if not lcp_stack.available():
-        return _metered(ids[-FEW:], ranked[-FEW:], CurveMeter(layers, experts, k, policy_maker(policy)), wanted)
-    rho, omega = (policy.params[name] for name in ("rho", "omega"))
-    found = lcp_stack.places(ids, experts, rho=float(rho), omega=int(omega), ranked=ranked, wanted=wanted)
-    if found is None:
-        return None
-    played = np.arange(k, experts + 1)
-    between = _between(played, experts)
-    hits = found.requested.cumsum(1)[:, played - 1] / (tokens * k)
-    chosen = _chosen(ids[tokens - len(ranked) :], ranked, experts)
-    ranks = _ranks(chosen)
-    held = found.ranked[:, :ranks].cumsum(2)[..., played - 1] / max(1, len(ranked))
-    cached = np.einsum("cs,lys->lcy", between, held)
-    return Curves(k, tokens, hits @ between.T, chosen[:, :ranks] / max(1, len(ranked)), cached)
-
-
-def _metered(ids: Ids, ranked: Ids, meter: CurveMeter, wanted: Callable[[], bool]) -> Curves | None:
-    """The curves of `routed_curves` by a meter that is new."""
-    for at, each in enumerate(ids, start=len(ranked) - len(ids)):
+    meter = CurveMeter(layers, experts, k, policy_maker(Settings().choice("eviction", "lcp")))
+    for at, each in enumerate(ids, start=len(ranked) - tokens):
         if not wanted():
             return None
         meter.add(each, ranked[at] if at >= 0 else None)
-    curves, part = meter.curves(), len(ranked) / meter.tokens  # of the tokens has rankings
+    curves, part = meter.curves(), len(ranked) / tokens  # of the tokens has rankings
     return replace(curves, chosen=curves.chosen / part, cached=curves.cached / part) if part else curves
-
-
-def _chosen(ids: Ids, ranked: Ids, experts: int) -> npt.NDArray[np.int64]:
-    """[L, Y] tokens that requested the y-th of their ranking; ids [R, L, k], rankings [R, L, Y]."""
-    found = np.zeros(ranked.shape[1:], np.int64)
-    for asked, named in zip(ids, ranked, strict=True):
-        mask = np.zeros((len(asked), experts), np.bool_)
-        np.put_along_axis(mask, asked.astype(np.int64), True, 1)
-        found += np.take_along_axis(mask, np.maximum(named, 0).astype(np.int64), 1) & (named != NONE)
-    return found
 
 
 def _ranks(chosen: npt.NDArray[np.int64]) -> int:

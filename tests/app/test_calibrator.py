@@ -42,8 +42,8 @@ def test_a_profile_is_made_kept_and_used(calibrating: Host, tmp_path: Path) -> N
     assert load(profile_path(tmp_path, "fake"), model_hash="fake").parts() == ("counts", "tae")
     drawn = jobs_state(calibrating)["calibration"]["stamp"]
     assert drawn != stamp
-    assert calibrating.models.change("substitute.buddy.alpha", "0.5") == ""
-    assert jobs_state(calibrating)["calibration"]["stamp"] != drawn, "buddy lists are drawn as they are set"
+    assert calibrating.models.change("substitute.buddy.smoothing", "0.5") == ""
+    assert jobs_state(calibrating)["calibration"]["stamp"] != drawn, "similarities are drawn as they are set"
     assert host_state(calibrating)["settings"] != settings, "the sidebar learns of it"
     calibrating.models.unload()
     assert calibrating.models.profile is None
@@ -206,50 +206,33 @@ def used(tab: CalibrateTab, profile: Profile) -> None:
     loaded.engine.use_profile(profile)
 
 
-def redrawn(tab: CalibrateTab, alpha: float = 0.0) -> dict[str, Any]:
+def redrawn(tab: CalibrateTab) -> dict[str, Any]:
     """The update of each element with an id."""
-    values = tab._renew(NOW, 1, "cosine", alpha, NEWS)  # type: ignore[arg-type]
+    values = tab._renew(NOW, 1, "cosine", NEWS)  # type: ignore[arg-type]
     return {one.elem_id: value for one, value in zip(tab.outputs, values, strict=True) if one.elem_id}
 
 
-@pytest.mark.long(0.1)
-def test_lists_are_drawn_as_they_are_set_and_at_another_coverage(tab: CalibrateTab) -> None:
+def test_similarity_is_drawn_of_what_was_measured(tab: CalibrateTab) -> None:
     used(tab, fake_profile(parts=("pairs", "likeness")))
-    assert tab.host.models.change("substitute.buddy.alpha", "0.5") == ""
-    assert tab.host.models.change("substitute.buddy.k_max", 3) == ""
     found = redrawn(tab)
-    assert found["profile-measure"]["visible"] and found["profile-lists"]["visible"]
+    assert found["profile-measure"]["visible"]
     assert "Cosine" in found["profile-similarity"]["value"].layout.title.text
-    assert "alpha 0.5" in found["profile-lengths"]["value"].layout.title.text
-    assert "At most 3" in found["profile-lists-said"]
-    assert "0.8" not in found["profile-lists-table"] and "0.5" in found["profile-lists-table"]
-    assert "alpha 0.8" in redrawn(tab, 0.8)["profile-lengths"]["value"].layout.title.text
-    other = tab._layer(NOW, 2, "share", 0.8)  # type: ignore[arg-type]
+    other = tab._layer(NOW, 2, "share")  # type: ignore[arg-type]
     assert "layer 2" in other[1].layout.title.text and "Share" in other[1].layout.title.text
-    assert "layer 2" in other[3]["value"].data[1].name
-
-
-def test_why_there_are_no_lists_is_said(tab: CalibrateTab) -> None:
     used(tab, fake_profile(parts=("counts", "likeness")))
     found = redrawn(tab)
-    assert not found["profile-lists"]["visible"] and not found["profile-measure"]["visible"]
+    assert not found["profile-measure"]["visible"]
     assert found["profile-similarity"]["visible"] and found["profile-layer"]["visible"]
     used(tab, fake_profile(parts=("counts",)))
     found = redrawn(tab)
     assert not found["profile-similarity"]["visible"] and not found["profile-layer"]["visible"]
     used(tab, replace(fake_profile(parts=("pairs",)), pairs_weighted=None))
+    assert redrawn(tab)["profile-similarity"]["visible"]
     assert tab.host.models.change("substitute.buddy.weighted", True) == ""
-    found = redrawn(tab)
-    assert "by weight were not measured" in found["profile-lists-problem"]
-    assert not found["profile-lengths"]["visible"] and found["profile-lists-table"] == ""
-    used(tab, fake_profile(parts=("pairs",)))
-    assert redrawn(tab)["profile-lists-problem"] == ""
-    assert tab.host.models.change("substitute.buddy.alpha", "0.2, 0.4") == ""
-    assert "this model has 4 layers" in redrawn(tab)["profile-lists-problem"]
+    assert not redrawn(tab)["profile-similarity"]["visible"]
 
 
 def test_nothing_is_drawn_without_a_profile(tab: CalibrateTab) -> None:
     assert redrawn(tab)["profile-similarity"] == gr.skip()
-    assert tab._layer(NOW, 0, "cosine", 0.0)[0] == gr.skip()  # type: ignore[arg-type]
-    assert tab._similarity(NOW, 0, "cosine", 0.0) == gr.skip()  # type: ignore[arg-type]
-    assert tab._lists(NOW, 0, "cosine", 0.0)[0] == gr.skip()  # type: ignore[arg-type]
+    assert tab._layer(NOW, 0, "cosine")[0] == gr.skip()  # type: ignore[arg-type]
+    assert tab._similarity(NOW, 0, "cosine") == gr.skip()  # type: ignore[arg-type]

@@ -7,8 +7,9 @@ from fastapi.testclient import TestClient
 
 from app.server.api import build_app
 from app.server.live_state import jobs_state
-from app.services.comparer import AS_KEPT, NOW, PLAIN, RESULT, SidesQuestion
+from app.services.comparer import AS_KEPT, KEPT, NOW, PLAIN, RESULT, Comparer, SidesQuestion, compare
 from app.services.host import Host
+from app.services.remembered import Remembered
 from app.ui.tabs import beside_views
 from core.errors import BusyError, SettingError
 from core.settings.presets import PRESETS
@@ -49,6 +50,12 @@ def test_kept_settings_are_compared_with_the_sidebars_and_the_result_stays(host:
     again.store.db.put(RESULT, {"a": 1})
     again.close()
     assert open_host(tmp_path, loaded=False).comparer.answer is None
+
+
+def test_kept_settings_of_a_version_with_other_variants_are_forgotten(host: Host) -> None:
+    remembered = Remembered(host.store.db)
+    remembered.put(KEPT, {"predictor": "token_table", "predictor.token_table.width": 3})
+    assert Comparer(remembered, host.models, host.jobs, compare).kept is None
 
 
 def test_a_preset_is_compared_at_the_budget_in_force(host: Host) -> None:

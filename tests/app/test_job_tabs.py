@@ -2,19 +2,18 @@
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from html import unescape
 from typing import Any
 
 import numpy as np
 import pytest
 
-from app.services.analysis.lab import Lab, Run, to_csv
+from app.services.analysis import analyst, tables_csv
+from app.services.analysis.lab import Lab, Run
 from app.services.analysis.whatif import Table
 from app.ui.tabs import analysis_figures, analysis_views, calibrate_figures, calibrate_views, lab_views
-from core.errors import SettingError
-from core.policy.substitute.buddies import cut, rank
-from core.policy.substitute.list_lengths import LayerLists, ListRule
+from core.policy.substitute.list_lengths import ListRule
 from core.profile import PARTS, Profile
 from core.settings.calibration import CalibrationSettings
 from core.simulate.blocks import Block
@@ -140,8 +139,8 @@ def test_the_lab_s_figures() -> None:
 
 
 def test_the_lab_survives_being_kept_and_has_a_csv() -> None:
-    assert Lab.read(json.loads(json.dumps(LAB.dump()))) == LAB
-    lines = [line for line in to_csv(LAB).splitlines() if not line.startswith("#")]
+    assert analyst.LAB.validate_python(json.loads(json.dumps(asdict(LAB)))) == LAB
+    lines = [line for line in tables_csv.lab(LAB).splitlines() if not line.startswith("#")]
     assert len(lines) == 1 + 5 + 2 + 2
     assert "recent,all,0.6,0.75,4" in lines[2]
     assert "gate,all,,,4" in lines[-1]
@@ -177,7 +176,7 @@ def test_a_profile_s_figures() -> None:
     assert drawn_of(fake_profile(parts=()), 0, True) == [None] * 4
 
 
-RULE = ListRule("0.5", 3, False, 0.0)
+RULE = ListRule(False, 0.0)
 
 
 @pytest.mark.long(0.1)
@@ -203,69 +202,6 @@ def test_similarity_is_of_the_measure_chosen_or_of_the_one_there_is(dark: bool) 
     assert "layer 3" in calibrate_figures.similarity(both, 99, "share", RULE, dark).layout.title.text
     assert calibrate_figures.similarity(fake_profile(parts=()), 0, "cosine", RULE, dark) is None
     assert not np.isnan(both.likeness.astype(float)).any(), "the profile itself is unchanged"
-
-
-@pytest.mark.long(0.1)
-@pytest.mark.parametrize("dark", layered([True, False], quick=lambda dark: dark))
-def test_lengths_of_lists_at_the_coverage_chosen_and_what_is_set_is_marked(dark: bool) -> None:
-    profile, layer = fake_profile(parts=("pairs",)), 1
-    assert profile.pairs is not None
-
-    def by_hand(alpha: float) -> list[list[int]]:
-        lists = cut(rank(profile.pairs, SHAPE.experts), np.full(SHAPE.layers, alpha), SHAPE.experts)
-        found: list[list[int]] = (lists.ids >= 0).sum(-1).tolist()
-        return found
-
-    for alpha, shown in ((0.0, 0.5), (0.9, 0.9)):
-        drawn = calibrate_figures.list_lengths(profile, layer, RULE, alpha, dark)
-        found = by_hand(shown)
-        whole = [length for one in found for length in one]
-        every, one = drawn.data
-        assert list(every.y) == pytest.approx([100 * whole.count(n) / len(whole) for n in every.x])
-        assert list(one.y) == pytest.approx([100 * found[layer].count(n) / SHAPE.experts for n in one.x])
-        assert sum(every.y) == pytest.approx(100) == sum(one.y)
-        assert f"alpha {shown:g}" in drawn.layout.title.text
-        assert [note.text for note in drawn.layout.annotations] == ["at most 3"]
-        assert drawn.layout.shapes[0].x0 == 3.5, "the bars on its right are cut"
-        curve = calibrate_figures.lengths_by_alpha(profile, layer, RULE, alpha, dark)
-        lines = {trace.name: dict(zip(trace.x, trace.y, strict=True)) for trace in curve.data}
-        for at in (0.5, 0.9, 0.99):
-            assert lines["50 %"][at] == np.median(by_hand(at))
-            assert lines["layer 1, 50 %"][at] == np.median(by_hand(at)[layer])
-            assert lines["5 %"][at] <= lines["50 %"][at] <= lines["95 %"][at]
-        marks = [(note.text, line.x0) for note, line in zip(curve.layout.annotations, curve.layout.shapes, strict=True)]
-        assert ("set", 0.5) in marks and (("shown", 0.9) in marks) == (alpha == 0.9)
-        assert all("http" not in one.to_json() for one in (drawn, curve))
-    longest = calibrate_figures.list_lengths(profile, 0, RULE._replace(k_max=SHAPE.experts), 0.0, dark)
-    assert not longest.layout.annotations, "no list is ever as long"
-    own = RULE._replace(alpha="0.2, 0.4, 0.6, 0.8")
-    assert "alpha 0.2 to 0.8" in calibrate_figures.list_lengths(profile, 0, own, 0.0, dark).layout.title.text
-    assert calibrate_figures.lengths_by_alpha(profile, 3, own, 0.0, dark).layout.shapes[0].x0 == 0.8
-    with pytest.raises(SettingError, match="this model has 4 layers"):
-        calibrate_figures.list_lengths(profile, 0, RULE._replace(alpha="0.2, 0.4"), 0.0, dark)
-
-
-def test_no_lists_without_co_activations() -> None:
-    bare, never = fake_profile(parts=("likeness",)), fake_profile(parts=("pairs",))
-    assert never.pairs is not None
-    never = replace(never, pairs=np.zeros_like(never.pairs))
-    weighted = replace(fake_profile(parts=("pairs",)), pairs_weighted=None)
-    for draw in (calibrate_figures.list_lengths, calibrate_figures.lengths_by_alpha):
-        assert draw(bare, 0, RULE, 0.0, True) is None
-        assert draw(weighted, 0, RULE._replace(weighted=True), 0.0, True) is None
-    assert list(calibrate_figures.list_lengths(never, 0, RULE, 0.0, True).data[0].y) == [100.0]
-    assert calibrate_figures.lengths_by_alpha(never, 0, RULE, 0.0, True) is None
-
-
-def test_the_lists_in_words_and_as_a_table() -> None:
-    rows = [LayerLists(0.9, 3, 1, 2.0, 5, 1 / 3, 0.9), LayerLists(0.8, 1, 4, 4.0, 4, 1.0, 0.5)]
-    text = calibrate_views.lists_summary(rows, 3, False)
-    assert "1 to 5 buddies" in text and "At most 3" in text
-    assert "cuts 50.0 %" in text and "covers 80.0 %" in text, "every expert counts alike"
-    assert "by weight" in calibrate_views.lists_summary(rows, 3, True)
-    table = calibrate_views.lists_table(rows)
-    assert table.count("<tr>") == 1 + 2 and "<td class='limited' data-v='0.333333333'>33.3 %</td>" in table
-    assert "No two experts" in calibrate_views.lists_summary([LayerLists(0.9, 0, 0, 0.0, 0, 0.0, 0.0)], 3, False)
 
 
 def test_a_profile_in_words() -> None:

@@ -94,21 +94,6 @@ def test_the_panel_says_what_is_predicted_and_measured(host: Host) -> None:
     assert len(drawing(panel._proposal, False).data) == 4
 
 
-def test_the_least_budget_for_a_time_is_found(host: Host) -> None:
-    panel = built(host)
-    assert "Hit curves" in panel._least(40)
-    engine_of(host).use_profile(measured())
-    whole = host.planner.propose()
-    experts, total, plan = host.planner.least(whole.plan.tpot_ms)
-    assert (
-        experts <= whole.known.experts and total == SHAPE.layers * SHAPE.experts and plan.tpot_ms <= whole.plan.tpot_ms
-    )
-    assert f"{experts} of {total} experts" in panel._least(whole.plan.tpot_ms)
-    assert "No budget reaches" in panel._least(0.001)
-    for nothing in (0, None, -3):
-        assert "Give a time per token" in panel._least(nothing)
-
-
 def built(host: Host) -> PlanPanel:
     with page():
         return PlanPanel(host)

@@ -36,9 +36,7 @@ def test_words_stand_where_there_is_no_result_and_its_parts_where_there_is_one()
     assert answered(["head", "plot"], 2) == [gr.update(visible=False), gr.update(visible=True), "head", "plot"]
 
 
-@pytest.mark.parametrize(
-    ("tab", "more"), [(QualityTab, ()), (AnalysisTab, (None,)), (CalibrateTab, (0, "cosine", 0.0))]
-)
+@pytest.mark.parametrize(("tab", "more"), [(QualityTab, ()), (AnalysisTab, (None,)), (CalibrateTab, (0, "cosine"))])
 def test_a_notice_stays_until_the_job_has_something_to_say(host: Host, tab: Any, more: tuple[Any, ...]) -> None:
     with page():
         made = tab(host)

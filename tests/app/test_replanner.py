@@ -115,7 +115,7 @@ def test_rankings_are_of_the_last_tokens_and_of_one_predictor(monkeypatch: pytes
     kept.add(1, step(ids, ranked=ranked((0, 1, 3))), experts)
     first, second = [[3, 1, -1, -1], [2, 0, -1, -1]], [[2, -1, -1, -1], [3, -1, -1, -1]]
     assert rankings() == [first, second]
-    monkeypatch.setattr(plan_basis, "MOST_RANKED", 1)
+    monkeypatch.setattr(plan_basis, "MOST", 1)
     for _ in range(2):
         kept.add(1, step(ids, ranked=ranked((0, 1, 1)), changes={"predictor.width": 8}), experts)
         assert rankings() == [[[-1] * 4, [1, -1, -1, -1]]]

@@ -2,11 +2,11 @@
 
 import csv
 import json
-from dataclasses import replace
+from dataclasses import asdict, replace
 
 import pytest
 
-from app.services.analysis import whatif, whatif_csv
+from app.services.analysis import analyst, tables_csv, whatif
 from app.services.analysis.measured import Pass, measure
 from app.services.analysis.whatif import About, Bound, Row, Table, cliff, lru_cliff, sizes
 from core.errors import SettingError
@@ -126,21 +126,21 @@ def test_a_prefetcher_s_row_counts_every_copy_and_what_it_saved() -> None:
     assert made.more == {**rest, "demand_bytes": 1200.0, "prefetch_bytes": 3000.0}
     assert whatif.prefetched(found, 1000, plain, sized=False).more == rest
     of_both = Table(ABOUT, (plain, made), (Bound(8, None, None, None, None),))
-    lines = [line for line in whatif_csv.to_csv(of_both).splitlines() if not line.startswith("#")]
+    lines = [line for line in tables_csv.whatif(of_both).splitlines() if not line.startswith("#")]
     one, other = csv.DictReader(lines)
     assert (one["hits_per_token"], other["hits_per_token"]) == ("", "2.8")
 
 
 def test_a_table_survives_being_kept() -> None:
     made = table()
-    assert Table.read(json.loads(json.dumps(made.dump()))) == made
-    with pytest.raises((TypeError, KeyError)):
-        Table.read({"about": {"name": "of another version"}})
+    assert analyst.TABLE.validate_python(json.loads(json.dumps(asdict(made)))) == made
+    with pytest.raises(ValueError, match="Field required"):
+        analyst.TABLE.validate_python({"about": {"name": "of another version"}})
 
 
 def test_csv_has_every_row_with_its_bounds() -> None:
     made = replace(table(), about=replace(ABOUT, name="two\nlines, one, name"))
-    lines = whatif_csv.to_csv(made).splitlines()
+    lines = tables_csv.whatif(made).splitlines()
     head = [line for line in lines if line.startswith("#")]
     assert "# name: two lines, one, name" in head
     assert any("simulated" in line for line in head)
@@ -151,7 +151,7 @@ def test_csv_has_every_row_with_its_bounds() -> None:
     assert float(first["hit_rate_to_belady"]) == pytest.approx(0.05)
     assert float(first["bytes_per_token"]) == pytest.approx(3.6e6)
     assert float(first["tpot_to_everything_resident_ms"]) == pytest.approx(7.2)
-    unknown = whatif_csv.to_csv(replace(made, about=replace(ABOUT, expert_bytes=0, clock=None)))
+    unknown = tables_csv.whatif(replace(made, about=replace(ABOUT, expert_bytes=0, clock=None)))
     first = next(csv.DictReader(line for line in unknown.splitlines() if not line.startswith("#")))
     assert (first["bytes_per_token"], first["everything_resident_tpot_ms"]) == ("", "")
 

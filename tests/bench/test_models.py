@@ -1,9 +1,6 @@
 """Models that benches write."""
 
 import json
-import re
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,7 +10,6 @@ import torch
 from safetensors.torch import load_file
 
 from bench.gpu_model import Card, Model, expected, table
-from bench.launch_cost import FORMATS
 from bench.models.generate import checkpoint
 from bench.models.gguf_file import write_bf16
 from bench.models.sizes import SMALL
@@ -102,17 +98,3 @@ def test_what_does_not_fit_has_no_speed() -> None:
 
 def test_the_page_has_it() -> None:
     assert table() in (DOCS / "gpu.md").read_text("utf-8")
-
-
-@pytest.mark.long(0.2)
-def test_it_measures_both_ways() -> None:
-    """In a process of its own, whose Triton is left with a GPU that is none."""
-    pytest.importorskip("triton", reason="the package triton is not installed")
-    root = Path(__file__).parents[2]
-    run = subprocess.run(
-        [sys.executable, "-m", "bench.launch_cost", "2"], cwd=root, capture_output=True, text=True, check=False
-    )
-    assert run.returncode == 0, run.stderr
-    for name, line in zip(FORMATS, run.stdout.splitlines(), strict=True):
-        assert line.startswith(name) and "product by Triton" in line
-        assert len(re.findall(r"[\d.]+ us", line)) == 4

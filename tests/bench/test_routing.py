@@ -10,13 +10,11 @@ import pytest
 from bench.harness.engines import divided
 from bench.routing import estimator, map_figures, methods, overhead
 from bench.routing.map_figures import Iteration
-from bench.routing.probe import PredictorProbe, subjects
-from bench.routing.skeleton import TINY, measure
+from bench.routing.probe import PredictorProbe
 from core.policy.predict import Prediction, Predictor, View
 from core.policy.predict.map_search import MapSearch, followed, opened, read
 from core.policy.predict.worker import WorkerTask
 from core.settings.calibration import CalibrationSettings
-from core.settings.registry import variants
 from core.simulate import Clock
 from tests.policy.views import Looking, Pass
 
@@ -94,13 +92,6 @@ def test_passes_of_many_tokens_are_not_counted() -> None:
         probe.predict(Looking(one, layer, 8))
     assert probe.recall(2) == [0.0, 0.0] and probe.named() == 0.0
     assert probe.ms_per_token() == {"wall": 0.0, "cpu": 0.0}
-
-
-@pytest.mark.long(0.2)
-def test_the_cost_in_a_large_model_is_measured_for_every_predictor() -> None:
-    found = measure(TINY, subjects(), 2, lambda text: None)
-    assert found.keys() == subjects().keys() >= {v.name for v in variants("predictor")} - {"none"}
-    assert all(one["wall"] >= one["cpu"] * 0.5 > 0 for one in found.values())
 
 
 @pytest.mark.parametrize(("count", "asked"), [(400, 64), (61, 15), (9, 2)])

@@ -13,33 +13,13 @@ from bench.papers import moepic
 from bench.papers.document import StoredResults
 from bench.papers.parts import HOLDS, NO, PART
 from bench.papers.verdicts import answer
-from bench.speed import busy, prefill
+from bench.speed import prefill
 from bench.speed.dispatch import stubbed
 from bench.speed.prefill import Seen
 from bench.speed.split import judged
 from bench.speed.tiers_result import Runs, goals
 from core.policy.allocation.cache_plan import CachePlan
 from core.runtime.product import Product, by_expert
-from core.system.native.contention import watch
-
-
-def test_ratios_are_of_the_same_round() -> None:
-    def of(*values: float) -> dict[str, list[float]]:
-        return {name: list(values) for name in busy.FIGURES}
-
-    seen = {"idle without": of(1, 2, 4), "idle": of(1, 2, 4), "beside without": of(9, 9, 9), "beside": of(2, 4, 8)}
-    found = busy.ratios(seen)
-    assert found["beside over idle"] == {"ttft_ms": 2, "tpot_ms": 2}
-    assert found["beside without over idle without"]["tpot_ms"] == 4.5
-    assert found["idle over idle without"]["ttft_ms"] == 1
-
-
-def test_the_watch_is_off_inside_and_on_afterwards() -> None:
-    assert watch.enabled
-    with busy.unwatched():
-        watch.computing()
-        assert not watch.enabled and not watch.contended
-    assert watch.enabled
 
 
 def test_experts_are_constants_inside_and_what_they_were_afterwards() -> None:

@@ -14,9 +14,9 @@ from bench.harness import process, protocol
 from bench.harness.run import Suite
 from bench.models import fixtures
 from bench.models.sizes import SMALL
-from bench.speed import auto, batch, busy, host, prefill, split, tiers, worker
+from bench.speed import auto, batch, host, prefill, split, tiers, worker
 from bench.speed import share as share_suite
-from bench.suites import GONE, SUITES, suite
+from bench.suites import SUITES, suite
 from core.capacity import fit
 from core.errors import BudgetError
 from core.system.native.compile import supported
@@ -27,7 +27,7 @@ from tests.bench.tried import tried
 @pytest.mark.parametrize("name", SUITES)
 def test_the_command_line_knows_the_options_of_a_suite(name: str) -> None:
     found, (_, listed) = suite(name), SUITES[name]
-    assert isinstance(found, Suite) and found.small.keys() <= found.options.keys() and name not in GONE
+    assert isinstance(found, Suite) and found.small.keys() <= found.options.keys()
     assert {*listed.split()} - {"keep", "small"} <= found.options.keys()
 
 
@@ -45,13 +45,6 @@ def test_quick() -> None:
         and r["systems"]["lru"]["copies_per_token"] <= r["systems"]["ondemand"]["copies_per_token"]
     )
     assert r["bound_tpot_ms"] >= r["resident_tpot_ms"] and r["belady_misses_per_token"] >= 0
-
-
-@pytest.mark.long(0.5)
-def test_busy() -> None:
-    one = tried("busy")
-    assert all(one.result[kind]["ttft_ms"]["median"] > 0 < one.result[kind]["tpot_ms"]["median"] for kind in busy.KINDS)
-    assert one.result["loops"] >= 1 and "endless loops" in one.text
 
 
 @pytest.mark.skipif(not supported(), reason="no kernels for this CPU")
@@ -73,16 +66,6 @@ def test_share() -> None:
     assert "tok/s" in one.text and "6 x 32 experts" in one.text
     drawn = ElementTree.fromstring(share_suite.picture({**r, "model": "a <b> & c"}))
     assert any("a <b> & c" in (text.text or "") for text in drawn)
-
-
-@pytest.mark.long(1)
-def test_kinds(tmp_path: Path) -> None:
-    one = tried("kinds", tmp_path)
-    assert not any(kind["fallback"] for kind in one.result["kinds"].values())
-    for kind in one.result["kinds"].values():
-        assert all(value > 0 for name in ("decode_ms", "prompt_tps") for value in kind[name].values())
-        assert all(ratio["ratio"] > 0 for ratio in kind["faster"].values())
-    assert "latents (deepseek_v3)" in one.text
 
 
 @pytest.mark.long(1)

@@ -57,19 +57,13 @@ def test_a_calibration_ends_with_a_summary_and_opens_what_needs_it(open_page: Op
         page.click("#calibration-go")
         dashboard.wait_text("#calibration-head", "Profile of Demo model")
         dashboard.wait_text("#calibration-head", "tokens of the bundled prompts")
-        for figure in ("counts", "pairs", "similarity", "lengths", "coverage", "entropy", "recall"):
+        for figure in ("counts", "pairs", "similarity", "entropy", "recall"):
             page.wait_for_selector(f"#profile-{figure} .plot-container .main-svg")
         slid(dashboard, "profile-layer", 2)
-        for figure in ("pairs", "similarity", "lengths", "coverage"):
+        for figure in ("pairs", "similarity"):
             dashboard.wait_text(f"#profile-{figure}", "layer 2")
         dashboard.choose("profile-measure", "Share of co-activations")
         dashboard.wait_text("#profile-similarity", "Share of co-activations in layer 2")
-        dashboard.wait_text("#profile-lengths", "alpha 0.95")
-        slid(dashboard, "profile-alpha", 0.5)
-        dashboard.wait_text("#profile-lengths", "alpha 0.5")
-        dashboard.wait_text("#profile-coverage", "shown")
-        dashboard.wait_text("#profile-lists-said", "At most 16")
-        assert page.locator("#profile-lists-table tbody tr").count() == 6
         assert len(list(server.home.glob("profiles/*.safetensors"))) == 1
         dashboard.choose("set-predictor", "Default vectors")
         page.wait_for_function("document.querySelector('#set-predictor input').value === 'Default vectors'")

@@ -4,6 +4,7 @@ import itertools
 import random
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
@@ -13,7 +14,7 @@ from demo.facts import Fact, first_sentence, select_facts
 from demo.model import FULL_SIZE, SEED_SIZE, make_model, padded_experts, sorted_experts, upcycle
 from demo.phrasings import HELD_OUT, PLAIN, TRAINED, normal_form, styled
 from demo.popularity import FIRST_NAMES
-from demo.traces import Trace, belady, lfu, lru
+from demo.traces import hit_rates
 from demo.unknown import UnknownNames, is_held
 
 
@@ -66,33 +67,10 @@ def test_a_resumed_run_goes_on_as_if_never_stopped(tmp_path: Path, monkeypatch: 
         torch.testing.assert_close(resumed.named[name], parameter, rtol=1e-3, atol=2e-4, msg=name)
 
 
-def brute_force_best(trace: Trace, slots: int) -> float:
-    """The best hit rate any sequence of evictions gives."""
-    states = {frozenset[int](): 0}
-    for experts in trace:
-        after: dict[frozenset[int], int] = {}
-        for state, hits in states.items():
-            now = hits + len(state & set(experts))
-            room = slots - len(experts)
-            others = state - set(experts)
-            for kept in itertools.combinations(sorted(others), min(room, len(others))):
-                key = frozenset(experts) | set(kept)
-                after[key] = max(after.get(key, 0), now)
-        states = after
-    return max(states.values()) / sum(map(len, trace))
-
-
-@pytest.mark.parametrize("seed", range(5))
-def test_belady_is_the_best_there_is(seed: int) -> None:
-    rng = random.Random(seed)
-    trace: Trace = [tuple(sorted(rng.sample(range(6), 2))) for _ in range(25)]
-    best = brute_force_best(trace, 3)
-    assert belady(trace, 3) == pytest.approx(best)
-    assert lru(trace, 3) <= best and lfu(trace, 3) <= best
-
-
-def test_lru_by_hand() -> None:
-    assert lru([(0,), (1,), (0,), (2,), (0,), (1,)], 2) == pytest.approx(2 / 6)
+def test_hit_rates_of_the_card_by_hand() -> None:
+    found = hit_rates(np.array([0, 1, 0, 2, 0, 1], np.int16).reshape(6, 1, 1), 4)
+    assert found["LRU"]["50%"] == found["LFU"]["50%"] == 0.333
+    assert found["Belady"]["50%"] == 0.333 and found["Belady"]["75%"] == 0.5 and found["LRU"]["25%"] == 0.0
 
 
 FACTS = 2100

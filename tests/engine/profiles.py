@@ -7,7 +7,7 @@ from core.engine import Engine
 from core.policy.predict.nets import estimator, path
 from core.policy.predict.nets.estimator import Estimator
 from core.policy.predict.nets.path import RoutingPathNet
-from core.profile import FirstTable, Profile
+from core.profile import Profile
 
 
 def drawn_profile(engine: Engine, seed: int = 0, *, quasi: bool = False) -> Profile:
@@ -20,7 +20,6 @@ def drawn_profile(engine: Engine, seed: int = 0, *, quasi: bool = False) -> Prof
         walking, p_settings = path.to_tensors(
             RoutingPathNet(layers, experts, torch.arange(3, 60), d_ff=32, heads=2, d_kv=8, blocks=1)
         )
-    tokens = np.arange(3, 200, dtype=np.int32)
     return Profile(
         model=engine.model_name,
         model_hash=engine.model_hash,
@@ -37,7 +36,6 @@ def drawn_profile(engine: Engine, seed: int = 0, *, quasi: bool = False) -> Prof
         similarity=random.random(layers - 1).astype(np.float32),
         maps=random.dirichlet(np.ones(experts), (9, layers)).astype(np.float16),
         map_keys=random.standard_normal((9, hidden)).astype(np.float16),
-        first_table=FirstTable(tokens, random.random((len(tokens), experts)).argsort(1)[:, :k].astype(np.int16)),
         nets={**estimating, **walking},
         settings={**e_settings, **p_settings},
     )

@@ -31,7 +31,7 @@ from tests.tiny_tokenizer import save_tokenizer
 STEPS = 4
 TINY = ("qwen3_moe", "deepseek_v3", "flex_olmo")
 NAMES = [v.name for v in variants("predictor")]
-ROUTERS = ["gate", "stride", "default_vectors", "hybrid", "token_table"]  # that ask a router of a later layer
+ROUTERS = ["gate", "stride", "default_vectors", "hybrid"]  # that ask a router of a later layer
 QUICK = [(TINY[0], "gate"), (TINY[1], "default_vectors")]
 BESIDE = ["expert_map", "routing_path"]  # that have work done in a process
 

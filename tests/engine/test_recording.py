@@ -153,7 +153,7 @@ def test_a_profile_brings_those_that_need_it_with_their_parameters_as_set(engine
     on, profile = Settings({"telemetry": "lab", "predictor.width": 3}), drawn_profile(engine)
     without = {name: dict(params) for name, params in recorded(on, None)}
     assert without.keys() == ASKED and without["gate"]["width"] == 3
-    needy = {"default_vectors", "estimator", "hybrid", "routing_path", "token_table"}
+    needy = {"default_vectors", "estimator", "hybrid", "routing_path"}
     assert {name for name, _ in recorded(on, profile)} == ASKED | needy
     assert recorded(Settings(), profile) == recorded(on.with_({"telemetry": "off"}), profile) == ()
 

@@ -14,7 +14,7 @@ from safetensors.numpy import save_file
 from core.errors import SettingError
 from core.policy.allocation.cache_plan import CachePlan
 from core.policy.allocation.slot_allocation import check_needs, place
-from core.profile import FirstTable, Profile, load, save
+from core.profile import Profile, load, save
 from core.profile.file import SUM, checksum
 from core.profile.profile import KEY
 from core.profile.summary import describe
@@ -107,10 +107,7 @@ class Profiles:
         seen: dict[str, Any] = {}
         for f in fields(Profile):
             value = getattr(profile, f.name)
-            if isinstance(value, FirstTable):
-                seen["first tokens"], seen["first experts"] = value.tokens, value.experts
-            else:
-                seen[f.name] = value if isinstance(value, np.ndarray | int | str) else str(value)
+            seen[f.name] = value if isinstance(value, np.ndarray | int | str) else str(value)
         seen["told"] = str(describe(profile))
         profile.over(fake_profile()), profile.parts()
         seen["placed"] = str(
@@ -169,7 +166,6 @@ def whole(some: Profile) -> Profile:
         norms=numbers(s.layers, s.experts),
         peaks=numbers(s.layers, s.experts),
         likeness=numbers(s.layers, s.experts, s.experts, dtype="float16"),
-        first_table=FirstTable(np.array([3, 9], np.int32), np.array([[1, 0], [7, -1]], np.int16)),
         curve_hit=numbers(s.layers, s.experts + 1),
         curve_chosen=numbers(s.layers, 3),
         curve_cached=numbers(s.layers, s.experts + 1, 3),

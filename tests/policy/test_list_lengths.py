@@ -8,8 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from core.errors import SettingError
-from core.policy.substitute.buddies import alpha_of, cut, rank
+from core.policy.substitute.buddies import cut, rank
 from core.policy.substitute.list_lengths import ListRule, by_layer, conditional, lengths, percentiles
 from core.settings.config import Settings
 from tests.selection import examples
@@ -108,11 +107,8 @@ def test_shares_are_of_each_expert_s_own_pairs(smoothing: float) -> None:
 
 
 def test_the_rule_is_what_is_set() -> None:
-    rule = ListRule.of(Settings({"substitute.buddy.alpha": "0.5, 0.75", "substitute.buddy.k_max": 4}))
-    assert rule == ListRule("0.5, 0.75", 4, False, 0.0)
-    assert rule.alphas(2).tolist() == alpha_of("0.5, 0.75", 2).tolist() == [0.5, 0.75]
-    with pytest.raises(SettingError, match="2 numbers, but this model has 3 layers"):
-        rule.alphas(3)
+    rule = ListRule.of(Settings({"substitute.buddy.smoothing": 2.0}))
+    assert rule == ListRule(False, 2.0)
     known = Known(drawn(0, 2, 4))
     assert rule.pairs(known) is known.pairs
     assert rule._replace(weighted=True).pairs(known) is None

@@ -40,7 +40,7 @@ def test_guesses_are_distinct_experts_that_exist_best_first(name: str, params: d
     known = {p.name for v in variants("predictor") if v.name == name for p in v.params}
     params = {key: value for key, value in params.items() if key in known}
     passes, experts, k = random_passes(MIX, layers, 8, 2), 8, 2
-    predicted = list(shown(make(name, **params), passes, experts, random_known(layers, experts, k)))
+    predicted = list(shown(make(name, **params), passes, experts, random_known(layers, experts)))
     most = params.get("width") or (experts if name in ("all_next", "expert_map") else k)
     for at, layer, predictions in predicted:
         assert len({(g.layer, g.expert) for g in predictions}) == len(predictions)
@@ -56,7 +56,7 @@ def test_guesses_are_distinct_experts_that_exist_best_first(name: str, params: d
             ahead = max(1, min(params.get("distance", 1), layers - 1))
             assert {g.layer for g in predictions} <= {(layer + ahead) % layers}
             assert all(0 < g.score <= 1 for g in predictions)
-    assert predicted == list(shown(make(name, **params), passes, experts, random_known(layers, experts, k)))
+    assert predicted == list(shown(make(name, **params), passes, experts, random_known(layers, experts)))
     assert any(predictions for _, _, predictions in predicted) == make(name).looks
 
 

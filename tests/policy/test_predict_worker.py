@@ -1,6 +1,5 @@
 """Predictors that go by token ids, and the one that knows what comes."""
 
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -11,7 +10,7 @@ from core.policy.predict.path_messages import answer, question
 from core.policy.predict.path_reader import PathReader, needed
 from core.policy.predict.worker import InlineWorker
 from core.settings.registry import create, variants
-from tests.policy.views import Known, Looking, Pass, make, random_passes, shown
+from tests.policy.views import Looking, make, random_passes, shown
 
 LAYERS, EXPERTS, K = 6, 8, 2
 
@@ -107,52 +106,6 @@ def test_without_a_process_the_network_is_worked_at_once() -> None:
         assert {g.expert: g.score for g in predictions} == {
             e: chances[1, e] for e in np.argsort(-chances[1])[: K * one.ids.shape[1]].tolist()
         }
-
-
-# ---------------------------------------------------------------------- token table
-
-TABLE = Known(first_table=(np.array([4, 9], np.int32), np.array([[5, 2], [2, -1]], np.int16)))
-
-
-class Said(Looking):
-    """Tokens with given ids, and the experts of layer 0."""
-
-    def __init__(self, tokens: Sequence[int], layer: int, chosen: Sequence[Sequence[int]]) -> None:
-        super().__init__(Pass(1, np.array([chosen, chosen])), layer, EXPERTS, True, TABLE)
-        self.tokens = tokens
-
-
-def test_the_table_names_layer_0_before_anything_is_computed_by_hand() -> None:
-    predictor = make("token_table")
-    one = [[5, 1]]
-    assert predictor.begin(Said([4], -1, one)) == [(0, 5, 0.5), (0, 2, 0.5)]
-    predictor.predict(Said([4], 0, one))  # 5 was right: (1 + 1) / (2 + 2)
-    assert predictor.begin(Said([4], -1, one)) == [(0, 5, 0.5), (0, 2, 0.5)]
-    predictor.passed(0, [5, 2])  # both, in a layer that needed no prediction: (3 + 1) / (4 + 2)
-    predictor.passed(1, [0, 1])
-    assert predictor.begin(Said([9], -1, one)) == [(0, 2, pytest.approx(2 / 3))]
-    # Two tokens name 2, one of them 5: 1 - (1 / 3)^2 and 2 / 3.
-    predicted = predictor.begin(Said([4, 9, 7], -1, one * 3))
-    assert predicted == [(0, 2, pytest.approx(8 / 9)), (0, 5, pytest.approx(2 / 3))]
-    assert predictor.begin(Said([7], -1, one)) == []  # the table does not have it
-    assert predictor.begin(Said([100], -1, one)) == []
-
-
-def test_with_the_table_the_other_layers_are_asked_as_by_the_gate() -> None:
-    passes = random_passes([(1, 3), (1, 1)], LAYERS, EXPERTS, K)
-    table = [
-        g
-        for _, layer, predicted in shown(make("token_table", distance=2), passes, EXPERTS, TABLE)
-        if layer >= 0
-        for g in predicted
-    ]
-    gate = [
-        g
-        for _, layer, predicted in shown(make("gate", distance=2), passes, EXPERTS)
-        if layer < LAYERS - 1
-        for g in predicted
-    ]
-    assert table == gate
 
 
 # ---------------------------------------------------------------------- oracle

@@ -31,20 +31,17 @@ class Known:
     defaults: Any = None
     maps: Any = None
     map_keys: Any = None
-    first_table: Any = None
 
 
-def random_known(layers: int, experts: int, k: int, tokens: int = 50) -> Known:
+def random_known(layers: int, experts: int) -> Known:
     """A profile that has everything."""
     random = np.random.default_rng(5)
-    table = random.random((tokens, experts)).argsort(-1)[:, :k].astype(np.int16)
     return Known(
         np.array([np.nan, *random.random(layers - 1)]),
         None,
         np.ones((layers, experts, HIDDEN), np.float16),
         random.dirichlet(np.ones(experts), (7, layers)).astype(np.float16),
         random.standard_normal((7, HIDDEN)).astype(np.float16),
-        (np.arange(tokens, dtype=np.int32) * 2, table),
     )
 
 

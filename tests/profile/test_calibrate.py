@@ -211,11 +211,10 @@ def recorded(engine: Engine, path: Path, hashed: str = "") -> tuple[Trace, list[
 def test_recorded_routing_counts(engine: Engine, tmp_path: Path) -> None:
     trace, tokens, ids = recorded(engine, tmp_path / "talk")
     profile = calibrate(engine, [], traces=[trace])
-    assert profile.parts() == ("counts", "pairs", "first_table", "times", "path")  # what routing alone can tell
+    assert profile.parts() == ("counts", "pairs", "times", "path")  # what routing alone can tell
     assert profile.tokens == len(tokens) and profile.pairs_weighted is None
     for layer in range(engine.shape.layers):
         assert profile.counts[layer].tolist() == np.bincount(ids[:, layer].ravel(), minlength=8).tolist()
-    assert profile.first_table.tokens.tolist() == sorted(set(tokens))
     both = calibrate(engine, TEXTS, traces=[trace], parts={"counts"})
     alone = calibrate(engine, TEXTS, parts={"counts"})
     assert both.counts is not None and alone.counts is not None

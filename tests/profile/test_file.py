@@ -16,7 +16,7 @@ from safetensors.numpy import save_file
 
 from core.errors import ProfileError
 from core.policy.allocation.cache_plan import CachePlan
-from core.profile import PARTS, FirstTable, Profile, check_model, load, profile_path, save
+from core.profile import PARTS, Profile, check_model, load, profile_path, save
 from core.profile.file import SUM, checksum
 from core.profile.profile import KEY
 from core.profile.summary import TITLES, describe
@@ -55,7 +55,6 @@ def whole(seed: int = 0) -> Profile:
         likeness=some(L, E, E, dtype="float16"),
         norms=some(L, E),
         peaks=some(L, E),
-        first_table=FirstTable(np.array([3, 9], np.int32), np.array([[1, 0], [7, -1]], np.int16)),
         curve_hit=some(L, E + 1),
         curve_chosen=some(L, K),
         curve_cached=some(L, E + 1, K),
@@ -82,10 +81,6 @@ def same(a: Profile, b: Profile) -> None:
         if isinstance(x, np.ndarray):
             assert x.dtype == y.dtype
             np.testing.assert_array_equal(x, y)
-        elif isinstance(x, FirstTable):
-            for one, other in zip(x, y, strict=True):
-                assert one.dtype == other.dtype
-                np.testing.assert_array_equal(one, other)
         elif f.name == "nets":
             assert x.keys() == y.keys() and all(torch.equal(x[n].float(), y[n].float()) for n in x)
         else:
@@ -219,9 +214,6 @@ def test_a_later_version_and_wrong_shapes_are_refused(tmp_path: Path) -> None:
         ({}, {"tae_tempered": np.zeros((L, 4, 101), np.float32)}, "tae_tempered"),
         ({}, {"similarity": None}, "not have all of gate_recall and similarity"),
         ({}, {"map_keys": np.ones((N + 1, H), np.float16)}, "equally many"),
-        ({}, {"first_experts": None}, "not have all of first_tokens and first_experts"),
-        ({}, {"first_experts": np.array([[1, 0], [E, -1]], np.int16)}, "not there"),
-        ({}, {"first_tokens": np.array([9, 3], np.int32)}, "rise"),
     ],
 )
 def test_what_calibrating_cannot_have_measured_is_refused(

@@ -31,7 +31,7 @@ TEXTS: list[Any] = [
     [{"role": "user", "content": "2 + 2?"}, {"role": "assistant", "content": "4, of course."}],
 ]
 BRIEF = CalibrationSettings(path_tokens=60, path_answer=12)
-GATHERED = set("counts pairs defaults gate_recall tae maps likeness norms peaks first_table curves".split())
+GATHERED = set("counts pairs defaults gate_recall tae maps likeness norms peaks curves".split())
 L, E, K, H, WINDOW = 3, 8, 4, 64, 128
 
 
@@ -196,15 +196,6 @@ def test_maps_and_their_embeddings(gathered: tuple[Profile, list[list[int]], lis
         maps += [each.mean(0, keepdim=True), each]
     np.testing.assert_allclose(profile.map_keys, torch.cat(keys).numpy(), rtol=2e-3, atol=1e-4)
     np.testing.assert_allclose(profile.maps, torch.cat(maps).numpy(), rtol=2e-3, atol=1e-4)
-
-
-def test_first_table(gathered: tuple[Profile, list[list[int]], list[Passed]]) -> None:
-    profile, read, passed = gathered
-    tokens, ids = [t for one in read for t in one], joined(passed, "ids", 0).tolist()
-    assert profile.first_table.tokens.tolist() == sorted(set(tokens))
-    for token, row in zip(*profile.first_table, strict=True):
-        uses = [sum(e in chosen for t, chosen in zip(tokens, ids, strict=True) if t == token) for e in range(E)]
-        assert row.tolist() == sorted(range(E), key=lambda e: (-uses[e], e))[:K]
 
 
 @pytest.mark.long(0.1)

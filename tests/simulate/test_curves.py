@@ -20,7 +20,7 @@ from core.profile.trace import ArrayTrace, Chunk
 from core.profile.trace.chunk import RANKED
 from core.profile.trace.ranking import NONE, rankings
 from core.settings.param import Choice
-from core.simulate import Config, curves, lcp_stack
+from core.simulate import Config
 from core.simulate.curves import CurveMeter, measure_curves, routed_curves
 from core.simulate.run import maker
 from tests.simulate.test_cache import request
@@ -182,10 +182,7 @@ def _prompt(chunk: Chunk) -> Any:
     return Chunk(chunk.ids, chunk.sizes, np.zeros(len(chunk.sizes), np.bool_), chunk.rid)
 
 
-# -- LCP's hits at every size in one reading ---------------------------------------------------------------------------
-
-
-needs_native = pytest.mark.skipif(not lcp_stack.available(), reason="no native code can be compiled here")
+# -- of a session's own tokens --------------------------------------------------------------------------------------
 
 
 def routed(seed: int, tokens: int, layers: int, experts: int, k: int, skew: float = 2.0) -> npt.NDArray[Any]:
@@ -195,32 +192,16 @@ def routed(seed: int, tokens: int, layers: int, experts: int, k: int, skew: floa
     return scores.argsort(-1)[..., ::-1][..., :k].astype(np.int16)
 
 
-@needs_native
-@given(
-    seed=st.integers(0, 2**32),
-    tokens=st.integers(1, 90),
-    layers=st.integers(1, 3),
-    experts=st.integers(2, 20),
-    k=st.integers(1, 4),
-    skew=st.sampled_from([0.0, 3.0]),
-)
-def test_hits_are_those_of_one_cache_for_each_size(
-    seed: int, tokens: int, layers: int, experts: int, k: int, skew: float
-) -> None:
-    k = min(k, experts)
-    ids = routed(seed, tokens, layers, experts, k, skew)
-    found = routed_curves(ids, experts)
-    assert found is not None
-    replayed = measure_curves(ArrayTrace(ids, experts), maker(Config("lcp", k)))
-    assert np.allclose(found.hit, replayed.hit, atol=1e-12) and found.tokens == replayed.tokens == tokens
+@pytest.mark.parametrize("skew", [0.0, 3.0])
+def test_hits_of_own_tokens_are_those_of_a_trace(skew: float) -> None:
+    ids = routed(0, 60, 3, 20, 4, skew)
+    found, replayed = routed_curves(ids, 20), measure_curves(ArrayTrace(ids, 20), maker(Config("lcp", 4)))
+    assert found is not None and np.array_equal(found.hit, replayed.hit) and found.tokens == replayed.tokens == 60
     assert found.chosen.shape[1] == found.cached.shape[2] == 0
 
 
-@pytest.mark.parametrize("native", [False, pytest.param(True, marks=needs_native)])
 @given(seed=st.integers(0, 2**32), tokens=st.integers(1, 40), missing=st.integers(0, 39), width=st.integers(1, 9))
-def test_predictions_are_worth_what_one_cache_for_each_size_says(
-    native: bool, seed: int, tokens: int, missing: int, width: int
-) -> None:
+def test_predictions_are_of_the_tokens_that_have_them(seed: int, tokens: int, missing: int, width: int) -> None:
     experts, layers, k, missing = 9, 2, 2, min(missing, tokens - 1)
     ids, rng = routed(seed, tokens, layers, experts, k), np.random.default_rng(seed)
     ranked = rng.random((tokens, layers, experts)).argsort(-1)[..., :width].astype(np.int16)
@@ -229,52 +210,15 @@ def test_predictions_are_worth_what_one_cache_for_each_size_says(
     for at, one in enumerate(ids):
         meter.add(one, ranked[at] if at >= missing else None)
     replayed, part = meter.curves(), (tokens - missing) / tokens
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(lcp_stack, "available", lambda: native)
-        found = routed_curves(ids, experts, ranked[missing:])
-    assert found is not None and np.allclose(found.hit, replayed.hit, atol=1e-12)
+    found = routed_curves(ids, experts, ranked[missing:])
+    assert found is not None and np.array_equal(found.hit, replayed.hit)
     assert np.allclose(found.chosen * part, replayed.chosen) and np.allclose(found.cached * part, replayed.cached)
 
 
-def test_without_native_code_the_last_tokens_are_replayed(monkeypatch: pytest.MonkeyPatch) -> None:
-    ids = routed(0, 60, 2, 12, 2)
-    monkeypatch.setattr(lcp_stack, "available", lambda: False)
-    monkeypatch.setattr(curves, "FEW", 40)
-    found = routed_curves(ids, 12)
-    assert found is not None and found.tokens == 40
-    assert np.allclose(found.hit, measure_curves(ArrayTrace(ids[-40:], 12), maker(Config("lcp", 2))).hit)
-
-
-@pytest.mark.parametrize("native", [False, pytest.param(True, marks=needs_native)])
-def test_it_ends_when_nobody_wants_it_any_more(native: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lcp_stack, "available", lambda: native)
+def test_it_ends_when_nobody_wants_it_any_more() -> None:
     assert routed_curves(routed(0, 50, 1, 8, 2), 8, wanted=lambda: False) is None
 
 
-def test_what_no_model_asks_for_is_refused() -> None:
+def test_without_tokens_there_is_nothing_to_plan_from() -> None:
     with pytest.raises(TraceError, match="no decoded token"):
         routed_curves(np.zeros((0, 2, 2), np.int16), 8)
-    with pytest.raises(ValueError, match="experts 0 to 8 of 8"):
-        lcp_stack.places(np.array([[[0, 8]]], np.int16), 8, rho=0.25, omega=128)
-
-
-@needs_native
-@pytest.mark.long
-def test_a_long_session_is_read_once() -> None:
-    """48 layers of 128 experts, 100 000 tokens, in seconds: each token is read once, and no expert moves further than
-    the place where it was."""
-    tokens, layers, experts, k = 100_000, 48, 128, 8
-    ids = np.tile(routed(0, 4000, layers, experts, k), (tokens // 4000, 1, 1))
-    asked = 0
-
-    def wanted() -> bool:
-        nonlocal asked
-        asked += 1
-        return True
-
-    found = lcp_stack.places(ids, experts, rho=0.25, omega=128, wanted=wanted)
-    assert found is not None and asked == tokens // lcp_stack.PIECE
-    requested = found.requested
-    assert (requested.sum(1) == tokens * k).all(), "each request is counted once"
-    moves = (requested * np.arange(1, experts + 1)).sum() / requested.sum()
-    assert moves < experts / 2, "places passed by a request"

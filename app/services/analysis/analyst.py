@@ -3,7 +3,10 @@ results.
 """
 
 from collections.abc import Sequence
+from dataclasses import asdict
 from typing import Any
+
+from pydantic import TypeAdapter
 
 from app.services.analysis import sources
 from app.services.analysis.compare import compare, test
@@ -26,6 +29,7 @@ SMALL = 3000
 SMALL_BYTES = 200_000  # of a trace file; smaller ones are read in this process
 FILES = ("routing.trace", "session.trace")  # temporary, in the folder of analyses
 KEPT = {"whatif": "whatif", "lab": "predictor_lab"}  # store keys of the last results
+TABLE, LAB = TypeAdapter(Table), TypeAdapter(Lab)  # what reads them
 
 
 class Analysis(Job):
@@ -52,8 +56,8 @@ class Analyst(JobOwner[Analysis]):
         """`processes` = simulations that run at once, 0 = one per CPU core."""
         super().__init__(jobs)
         self.store, self.processes, self._remembered = store, processes, Remembered(store.db)
-        self.table: Table | None = self._remembered.result(KEPT["whatif"], Table.read)
-        self.lab: Lab | None = self._remembered.result(KEPT["lab"], Lab.read)
+        self.table: Table | None = self._remembered.result(KEPT["whatif"], TABLE.validate_python)
+        self.lab: Lab | None = self._remembered.result(KEPT["lab"], LAB.validate_python)
         self._folder = store.folder / "analysis"
 
     @property
@@ -93,10 +97,10 @@ class Analyst(JobOwner[Analysis]):
 
         if question.kind == "whatif":
             self.table = compare(question, routing, work)
-            self._remembered.put(KEPT["whatif"], self.table.dump())
+            self._remembered.put(KEPT["whatif"], asdict(self.table))
         else:
             self.lab = test(question, routing, work)
-            self._remembered.put(KEPT["lab"], self.lab.dump())
+            self._remembered.put(KEPT["lab"], asdict(self.lab))
 
     def _work(self, job: Analysis, tasks: Sequence[Task], tokens: int) -> list[Any]:
         """All results, in the order of the tasks."""

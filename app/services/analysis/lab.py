@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import csv
-import io
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
-from app.services.analysis.whatif import About, mean, title
+from app.services.analysis.whatif import About, title
 from core.errors import MoestroError
 from core.profile import Profile
 from core.profile.summary import TITLES
@@ -50,26 +47,6 @@ class Lab:
     about: About
     most: int  # m of recall@m
     runs: tuple[Run, ...]
-
-    def dump(self) -> dict[str, Any]:
-        """As plain JSON values."""
-        return asdict(self)
-
-    @classmethod
-    def read(cls, kept: Mapping[str, Any]) -> Lab:
-        """Read from `dump`. Raises TypeError or KeyError for a format of another version."""
-        runs = tuple(
-            Run(
-                **{
-                    **run,
-                    "recall": tuple(run["recall"]),
-                    "recall_most": tuple(run["recall_most"]),
-                    "blocks": tuple(Block(*one) for one in run.get("blocks", ())),
-                }
-            )
-            for run in kept["runs"]
-        )
-        return cls(About.read(kept["about"]), kept["most"], runs)
 
     def ran(self) -> list[Run]:
         """The prefetchers that could be run."""
@@ -126,53 +103,3 @@ def named(predictor: str) -> str:
 
 
 SHOWN = ("total_ms", "prefetch_bytes", "wasted_bytes", "late")  # metrics that have a column of their own
-COLUMNS = (
-    "predictor",
-    "layer",
-    "recall_at_k",
-    "recall_at_m",
-    "m",
-    "hit_rate",
-    "predicted_tpot_ms",
-    "saved_ms",
-    "prefetch_bytes_per_token",
-    "wasted_bytes_per_token",
-    "late_rate",
-    "replayed_from_recording",
-    "waited_for",
-    "problem",
-)
-
-
-def to_csv(lab: Lab) -> str:
-    """One line per prefetcher and layer, and one with layer "all" for the means; the last columns are every other
-    metric of the replay, under its name in core.metrics. Header lines describe the setup."""
-    out = io.StringIO()
-    out.write(lab.about.head())
-    writer = csv.writer(out, lineterminator="\n")
-    more = list(dict.fromkeys(name for run in lab.runs for name in run.more))
-    writer.writerow([*COLUMNS, *(f"{name}_per_token" for name in more)])
-    for run in lab.runs:
-        rest = (
-            lab.most,
-            run.hit_rate,
-            run.tpot_ms,
-            run.saved_ms,
-            run.prefetch_bytes,
-            run.wasted_bytes,
-            run.late_rate,
-            run.replayed,
-            run.waited_for,
-            run.problem,
-            *(run.more.get(name) for name in more),
-        )
-        layers: list[tuple[object, ...]] = [("all", mean(run.recall), mean(run.recall_most))]
-        layers += [(layer, *pair) for layer, pair in enumerate(zip(run.recall, run.recall_most, strict=True))]
-        for layer in layers:
-            writer.writerow(
-                [
-                    "" if value is None else f"{value:.10g}" if isinstance(value, float) else value
-                    for value in (run.predictor, *layer, *rest)
-                ]
-            )
-    return out.getvalue()

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from itertools import pairwise
-from typing import Any
 
 from app.store import results
 from core.errors import SettingError
@@ -44,11 +43,6 @@ class About:
     created: str = ""  # ISO 8601
     bypass: bool = False  # the caches have slots set aside for bypass
 
-    @classmethod
-    def read(cls, kept: Mapping[str, Any]) -> About:
-        """Read from JSON. Raises TypeError or KeyError for a format of another version."""
-        return cls(**{**kept, "notes": tuple(kept["notes"]), "chosen": tuple(kept["chosen"])})
-
     def head(self) -> str:
         """Header lines of a CSV file; each begins with #."""
         lines = [f"# {field.name}: {_plain(getattr(self, field.name))}\n" for field in fields(self)]
@@ -76,11 +70,6 @@ class Row:
     saved_ms: float | None = None  # TPOT of the same cache without a prefetcher minus this one's
     more: Mapping[str, float] = field(default_factory=dict)  # with a prefetcher: other metrics by name, per token
     blocks: tuple[Block, ...] = ()  # what tokens cost in each part of the routing (core.simulate.blocks)
-
-    @classmethod
-    def read(cls, kept: Mapping[str, Any]) -> Row:
-        """Read from JSON. Raises TypeError for a format of another version."""
-        return cls(**{**kept, "blocks": tuple(Block(*one) for one in kept.get("blocks", ()))})
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,19 +117,6 @@ class Table:
         """The rows of one policy without a prefetcher by increasing slots."""
         found = (row for row in self.rows if (row.policy, row.predictor) == (policy, NONE))
         return sorted(found, key=lambda row: row.slots)
-
-    def dump(self) -> dict[str, Any]:
-        """As plain JSON values."""
-        return asdict(self)
-
-    @classmethod
-    def read(cls, kept: Mapping[str, Any]) -> Table:
-        """Read from `dump`. Raises TypeError or KeyError for a format of another version."""
-        return cls(
-            About.read(kept["about"]),
-            tuple(Row.read(row) for row in kept["rows"]),
-            tuple(Bound(**bound) for bound in kept["bounds"]),
-        )
 
 
 def sizes(

@@ -19,11 +19,11 @@ from app.ui.event_data import Renewed
 from app.ui.job_tab import JobTab
 from app.ui.news import Shown
 from app.ui.tabs import calibrate_figures as figures
-from app.ui.tabs.calibrate_buddies import BuddyAnswer
 from app.ui.tabs.calibrate_plan import PlanPanel
 from app.ui.tabs.calibrate_views import EMPTY, NO_MODEL, kind_choices, part_choices, question, rough, summary
 from app.ui.text import notice
 from core.errors import MoestroError
+from core.policy.substitute.list_lengths import ListRule
 from core.profile import PARTS, profile_path
 from core.settings.calibration import CalibrationSettings
 from core.settings.param import declared
@@ -35,7 +35,7 @@ class CalibrateTab:
     """Redrawn when a calibration began or ended, or a model was loaded."""
 
     def __init__(self, host: Host) -> None:
-        self.host, self.buddies = host, BuddyAnswer(host)
+        self.host = host
         self.tab = tab = JobTab(
             "calibration",
             "calibrate",
@@ -58,13 +58,14 @@ class CalibrateTab:
             self.pairs,
             self.entropy,
             self.recall,
-            *self.buddies.outputs,
+            self.measure,
+            self.similarity,
             *self.plan.outputs,
             *tab.starts,
             self.kinds,
         ]
         self.outputs = [tab.news, tab.alert, *answer]
-        tab.on_news(self._renew, [self.layer, self.buddies.measure, self.buddies.alpha], answer)
+        tab.on_news(self._renew, [self.layer, self.measure], answer)
         tab.on_start(self._start)
         self._wire()
 
@@ -125,8 +126,14 @@ class CalibrateTab:
                     self.layer = gr.Slider(0, 1, value=0, step=1, label="Layer", elem_id="profile-layer", buttons=[])
                     self.pairs = plot("profile-pairs")
                 with gr.Column(min_width=320):
-                    self.buddies.build_similarity()
-            self.buddies.build_lists()
+                    self.measure = gr.Dropdown(
+                        [(title, name) for name, title in figures.MEASURES.items()],
+                        value="cosine",
+                        label="Similarity",
+                        filterable=False,
+                        elem_id="profile-measure",
+                    )
+                    self.similarity = plot("profile-similarity")
             with gr.Row(elem_classes="plots"):
                 self.recall = plot("profile-recall", min_width=320)
                 self.entropy = plot("profile-entropy", min_width=320)
@@ -146,10 +153,9 @@ class CalibrateTab:
             [self.text, self.path, self.estimator, self.rough],
             **LIVE,
         )
-        buddies, shown = self.buddies, [self.tab.news, self.layer, self.buddies.measure, self.buddies.alpha]
-        self.layer.release(self._layer, shown, [self.pairs, buddies.similarity, *buddies.lists_outputs], **LIVE)
-        buddies.measure.input(self._similarity, shown, buddies.similarity, **LIVE)
-        buddies.alpha.release(self._lists, shown, buddies.lists_outputs, **LIVE)
+        shown = [self.tab.news, self.layer, self.measure]
+        self.layer.release(self._layer, shown, [self.pairs, self.similarity], **LIVE)
+        self.measure.input(self._similarity, shown, self.similarity, **LIVE)
         self.plan.wire(self.tab.news)
         self.delete.click(self._ask, None, [self.confirm, self.question], **ONCE)
         self.no.click(lambda: gr.update(visible=False), None, self.confirm, **ONCE)
@@ -198,9 +204,9 @@ class CalibrateTab:
             return [gr.update(visible=False), notice(str(error))]
         return [gr.update(visible=False), notice("The profile is deleted.", "info")]
 
-    def _renew(self, now: Shown, layer: float, measure: str, alpha: float, event: Renewed) -> list[Any]:
-        """Redraw: a calibration began or ended, a model was loaded or unloaded, buddy lists are set otherwise, or the
-        page's colours changed."""
+    def _renew(self, now: Shown, layer: float, measure: str, event: Renewed) -> list[Any]:
+        """Redraw: a calibration began or ended, a model was loaded or unloaded, another measure of co-activation is
+        set, or the page's colours changed."""
         host, job, profile = self.host, self.host.calibrator.job, self.host.models.profile
         if job is not None and not (job.finished and job.model == host.models.model):
             job = None  # no notice of it
@@ -215,12 +221,12 @@ class CalibrateTab:
                 *head,
                 gr.update(value=empty, visible=True),
                 gr.update(visible=False),
-                *[gr.skip()] * (9 + len(self.buddies.outputs) + len(self.plan.outputs)),
+                *[gr.skip()] * (11 + len(self.plan.outputs)),
                 ready,
                 kinds,
             ]
         dark, at = event.dark, min(int(layer or 0), profile.layers - 1)
-        path = profile_path(host.store.folder, profile.model_hash)
+        path, rule = profile_path(host.store.folder, profile.model_hash), ListRule.of(host.models.settings)
         plots = [
             figures.counts(profile, dark),
             figures.pairs(profile, at, dark),
@@ -240,32 +246,27 @@ class CalibrateTab:
             shown[0],
             gr.update(maximum=max(1, profile.layers - 1), value=at, visible=layered),
             *shown[1:],
-            *self.buddies.values(profile, at, measure, alpha, dark),
+            gr.update(visible=profile.likeness is not None and rule.pairs(profile) is not None),
+            drawn(figures.similarity(profile, at, measure, rule, dark)),
             *self.plan.values({"dark": dark}),
             ready,
             kinds,
         ]
 
-    def _layer(self, now: Shown, layer: float, measure: str, alpha: float) -> list[Any]:
+    def _layer(self, now: Shown, layer: float, measure: str) -> list[Any]:
         """The figures of another layer."""
-        profile, dark = self.host.models.profile, bool(now["dark"])
-        if profile is None:
-            return [gr.skip()] * (2 + len(self.buddies.lists_outputs))
-        return [
-            figures.pairs(profile, int(layer), dark),
-            self.buddies.drawn(profile, int(layer), measure, dark),
-            *self.buddies.lists(profile, int(layer), alpha, dark),
-        ]
-
-    def _similarity(self, now: Shown, layer: float, measure: str, alpha: float) -> Any:
-        profile = self.host.models.profile
-        return gr.skip() if profile is None else self.buddies.drawn(profile, int(layer), measure, bool(now["dark"]))
-
-    def _lists(self, now: Shown, layer: float, measure: str, alpha: float) -> list[Any]:
         profile = self.host.models.profile
         if profile is None:
-            return [gr.skip()] * len(self.buddies.lists_outputs)
-        return self.buddies.lists(profile, int(layer), alpha, bool(now["dark"]))
+            return [gr.skip()] * 2
+        return [figures.pairs(profile, int(layer), bool(now["dark"])), self._similarity(now, layer, measure)]
+
+    def _similarity(self, now: Shown, layer: float, measure: str) -> Any:
+        profile = self.host.models.profile
+        if profile is None:
+            return gr.skip()
+        return figures.similarity(
+            profile, int(layer), measure, ListRule.of(self.host.models.settings), bool(now["dark"])
+        )
 
     def _counts(self) -> tuple[int, int]:
         """Numbers of chats and recorded tokens available for reading."""

@@ -1,5 +1,5 @@
-"""The figures of a profile: expert load, co-activation, similarity of experts and lengths of their buddy lists, gate
-entropy, and recall of one-layer-ahead prediction.
+"""The figures of a profile: expert load, co-activation, similarity of experts, gate entropy, and recall of
+one-layer-ahead prediction.
 """
 
 from __future__ import annotations
@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from app.ui.tabs.figures import PALETTE, accent, figure, heatmap, legend, quiet, text_colour
-from core.policy.substitute.list_lengths import COVERAGES, ListRule, conditional, lengths, percentiles
+from app.ui.tabs.figures import PALETTE, accent, figure, heatmap, legend
+from core.policy.substitute.list_lengths import ListRule, conditional
 from core.profile import Profile
 
-SHOWN = (5, 25, 50, 75, 95)  # percentiles of the gate entropy and of the lengths of buddy lists
+SHOWN = (5, 25, 50, 75, 95)  # percentiles of the gate entropy
 MEASURES = {"cosine": "Cosine of outputs", "share": "Share of co-activations"}  # of similarity
 
 
@@ -109,103 +109,6 @@ def similarity(profile: Profile, layer: int, measure: str, rule: ListRule, dark:
     made = figure([trace], dark, heading, "buddy", "expert", height=420)
     made.update_yaxes(autorange="reversed")
     return made
-
-
-def list_lengths(profile: Profile, layer: int, rule: ListRule, alpha: float, dark: bool) -> Any:
-    """How many experts have a buddy list of each length, of all layers and of one, without the limit, which is marked.
-    `alpha` 0 = each layer's own. Raises SettingError when that is set for another number of layers."""
-    import plotly.graph_objects as go
-
-    pairs = rule.pairs(profile)
-    if pairs is None:
-        return None
-    layer = max(0, min(profile.layers - 1, layer))
-    alphas = coverage(rule, alpha, profile.layers)
-    found = lengths(pairs, alphas[None], rule.smoothing)[0]
-    longest, limit = int(found.max(initial=0)), rule.k_max if rule.k_max < profile.experts - 1 else 0
-    traces = [
-        go.Bar(
-            x=list(range(longest + 1)),
-            y=(100.0 * np.bincount(of.ravel(), minlength=longest + 1) / of.size).tolist(),
-            name=name,
-            marker=dict(color=colour),
-            hovertemplate=f"{name}: %{{y:.1f}} % of experts have %{{x}} buddies<extra></extra>",
-        )
-        for of, name, colour in ((found, "all layers", quiet(dark)), (found[layer], f"layer {layer}", accent(dark)))
-    ]
-    heading = f"Lengths of buddy lists at alpha {spoken(alphas)}"
-    made = figure(traces, dark, heading, "buddies", "experts (%)", 340, **legend(dark))
-    if limit:
-        made.add_vline(x=limit + 0.5, **_mark(f"at most {limit}", dark, yanchor="bottom"))
-    made.update_xaxes(range=[-0.6, max(longest, limit) + 1.4])
-    return made
-
-
-def lengths_by_alpha(profile: Profile, layer: int, rule: ListRule, alpha: float, dark: bool) -> Any:
-    """Percentiles of the lengths of buddy lists over coverage, of all layers, and one layer's median; what is set is
-    marked, and `alpha` where it is another. Raises SettingError when alpha is set for another number of layers."""
-    import plotly.graph_objects as go
-
-    pairs = rule.pairs(profile)
-    if pairs is None:
-        return None
-    layer = max(0, min(profile.layers - 1, layer))
-    found = lengths(pairs, COVERAGES, rule.smoothing)
-    if not found.any():
-        return None
-    curves = [
-        (f"{percentile} %", values, percentile == 50, "all layers")
-        for percentile, values in zip(SHOWN, percentiles(found, SHOWN), strict=True)
-    ]
-    own_median = percentiles(found[:, layer : layer + 1], (50,))[0]
-    curves.append((f"layer {layer}, 50 %", own_median, False, f"layer {layer}"))
-    traces = [
-        go.Scatter(
-            x=list(COVERAGES),
-            y=values.tolist(),
-            mode="lines+markers",
-            name=name,
-            line=dict(
-                color=accent(dark) if middle else PALETTE[at] if where == "all layers" else text_colour(dark),
-                width=3 if middle else 1.5,
-                dash="solid" if where == "all layers" else "dash",
-            ),
-            marker=dict(size=4),
-            hovertemplate=f"alpha %{{x}}: {name.rpartition(', ')[2]} of lists have at most %{{y:.3g}} buddies"
-            f"<extra>{where}</extra>",
-        )
-        for at, (name, values, middle, where) in enumerate(curves)
-    ]
-    made = figure(traces, dark, "Length of buddy lists over coverage", "alpha", "buddies", 340, **legend(dark))
-    own = float(rule.alphas(profile.layers)[layer])
-    made.add_vline(x=own, **_mark("set", dark, yanchor="bottom"))
-    if alpha and alpha != own:
-        made.add_vline(x=alpha, **_mark("shown", dark, yanchor="bottom"))
-    if rule.k_max < profile.experts - 1:
-        made.add_hline(y=rule.k_max, **_mark(f"at most {rule.k_max}", dark))
-    made.update_xaxes(range=[0, 1.02])
-    made.update_yaxes(rangemode="tozero")
-    return made
-
-
-def coverage(rule: ListRule, alpha: float, layers: int) -> npt.NDArray[np.float64]:
-    """[L] the alpha of each layer: `alpha`, or what is set where that is 0. Raises SettingError."""
-    return np.full(layers, alpha) if alpha else rule.alphas(layers)
-
-
-def spoken(alphas: npt.NDArray[np.float64]) -> str:
-    """One alpha, or the range of several."""
-    low, high = float(alphas.min()), float(alphas.max())
-    return f"{low:g}" if low == high else f"{low:g} to {high:g}"
-
-
-def _mark(text: str, dark: bool, **more: Any) -> dict[str, Any]:
-    """A line at a setting, with its label on its left; `yanchor` "bottom" puts that above the axes."""
-    return dict(
-        line=dict(color=accent(dark), width=1, dash="dot"),
-        annotation=dict(text=text, font=dict(size=10, color=accent(dark)), **more),
-        annotation_position="top left",
-    )
 
 
 def entropy(profile: Profile, dark: bool) -> Any:

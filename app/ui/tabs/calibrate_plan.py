@@ -48,16 +48,6 @@ class PlanPanel:
             "only when you press Plan.",
         )
         self.done = html(renewed(host.replanner.last), elem_id="plan-done")
-        with gr.Row(elem_classes="buttons"):
-            self.target = gr.Number(
-                0,
-                label="Time per token (ms)",
-                minimum=0,
-                elem_id="plan-target",
-                info="The least memory that a token is predicted to take no longer with.",
-            )
-            self.least = button("Find the least budget", "plan-least", min_width=150, scale=0)
-        self.found = html(elem_id="plan-found")
         self.summary = html(elem_id="plan-said")
         self.drawn = plot("plan-figure", visible=False)
         self.outputs: list[Any] = [self.use, self.undo, self.summary, self.drawn, self.idle, self.done]
@@ -65,7 +55,6 @@ class PlanPanel:
     def wire(self, news: Component) -> None:
         """Attach the events."""
         self.plan.click(self._plan, news, self.outputs, **ONCE)
-        self.least.click(self._least, self.target, self.found, **ONCE)
         self.use.click(self._use, news, self.outputs, **ONCE)
         self.undo.click(self._undo, news, self.outputs, **ONCE)
         self.idle.input(self.host.replanner.switch, self.idle, None, **LIVE)
@@ -85,20 +74,6 @@ class PlanPanel:
         except MoestroError as error:
             return self._values(now, str(error))
         return self._values(now)
-
-    def _least(self, tpot_ms: float | None) -> str:
-        """The least budget for a time per token, in words."""
-        if not tpot_ms or tpot_ms <= 0:
-            return notice("Give a time per token in milliseconds, such as 40.")
-        try:
-            experts, total, plan = self.host.planner.least(float(tpot_ms))
-        except MoestroError as error:
-            return notice(str(error))
-        return notice(
-            f"{experts} of {total} experts ({experts / total:.0%}): {plan.tpot_ms:.3g} ms a token by MoEpic's latency "
-            "model, not measured.",
-            "info",
-        )
 
     def _use(self, now: Shown) -> list[Any]:
         try:

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from datetime import datetime
 from html import escape
 
 from app.services.calibrator import CHOICES
-from app.ui.text import cell, table
-from app.wording import count, name_of, percent
-from core.policy.substitute.list_lengths import LayerLists
+from app.wording import count, name_of
 from core.profile import PARTS, Profile
 from core.profile.summary import TITLES, describe
 from core.settings.calibration import CalibrationSettings
@@ -35,22 +32,12 @@ HELP = {
     "likeness": "similarity of two experts' outputs",
     "norms": "norm of each expert's output",
     "peaks": "experts with outputs so large that the model depends on them",
-    "first_table": "first-layer experts by token id",
     "curves": "hit rates at every cache size, for plans",
     "times": "times of attention, experts and copies",
     "estimator": "a small network, trained to predict the next layer's experts",
     "path": "a small network, trained to predict all layers' experts from the text",
 }
 TRAINED = {"estimator": 0.5, "path": 1.0}  # training time as a multiple of the reading time
-LIST_HEADS = (
-    ("policy", "Layer"),
-    ("alpha", "Alpha"),
-    ("shortest", "Shortest"),
-    ("median", "Half of them up to"),
-    ("longest", "Longest"),
-    ("limited", "Cut by the limit"),
-    ("covered", "Covered"),
-)
 CHARACTERS = 3.6  # per token, roughly, in running text
 
 
@@ -127,38 +114,6 @@ def summary(profile: Profile, file_bytes: int) -> str:
         f"<div class='whatif-head'><h3>Profile of {escape(name_of(profile.model))}</h3><p>{' · '.join(facts)}</p>"
         f"<div class='rows-box'><table class='rows'><tbody>{rows}</tbody></table></div>{more}</div>"
     )
-
-
-def lists_summary(rows: Sequence[LayerLists], most: int, weighted: bool) -> str:
-    """What the lists come to over all layers, in a sentence."""
-    experts = sum(row.experts for row in rows)
-    if not experts:
-        return "<p class='minor'>No two experts were chosen together.</p>"
-    limited = sum(row.experts * row.limited for row in rows) / experts
-    covered = sum(row.experts * row.covered for row in rows) / experts
-    return (
-        f"<p class='minor'>Lists have {min(row.shortest for row in rows if row.experts)} to "
-        f"{max(row.longest for row in rows)} buddies without a limit. At most {most} are allowed, which cuts "
-        f"{percent(limited)} of the lists; what is left covers {percent(covered)} of an expert's co-activations"
-        f"{' by weight' if weighted else ''}. All of it is set in the sidebar, under Substitution.</p>"
-    )
-
-
-def lists_table(rows: Sequence[LayerLists]) -> str:
-    """The lists of every layer."""
-    body = []
-    for layer, row in enumerate(rows):
-        cells = (
-            (layer, str(layer)),
-            (row.alpha, f"{row.alpha:g}"),
-            (row.shortest, str(row.shortest)),
-            (row.median, f"{row.median:g}"),
-            (row.longest, str(row.longest)),
-            (row.limited, percent(row.limited)),
-            (row.covered, percent(row.covered)),
-        )
-        body.append(f"<tr>{''.join(cell(key, *one) for (key, _), one in zip(LIST_HEADS, cells, strict=True))}</tr>")
-    return table([(key, name, "") for key, name in LIST_HEADS], "".join(body))
 
 
 def _users(part: str) -> str:

@@ -28,7 +28,7 @@ from core.profile.trace import Trace
 from core.runtime.measurement import MeasurementSession
 from core.settings.calibration import CalibrationSettings
 
-ROUTING = frozenset({"counts", "pairs", "tae", "first_table", "path"})  # parts that a trace can provide
+ROUTING = frozenset({"counts", "pairs", "tae", "path"})  # parts that a trace can provide
 SHARES = {"read": 2.0, "write": 4.0, "likeness": 0.5, "times": 0.2, "estimator": 1.0, "path": 2.0}  # of the progress
 
 
@@ -256,8 +256,6 @@ def _results(seen: Observer, wanted: set[str]) -> dict[str, Any]:
             found |= {"pairs": seen.activations.pairs(), "pairs_weighted": seen.activations.pairs_weighted()}
     if seen.entropies is not None:
         found |= {"tae": seen.entropies.percentiles(), "tae_tempered": seen.entropies.tempered()}
-    if seen.first is not None:
-        found["first_table"] = seen.first.table()
     if seen.outputs is not None:
         found["defaults"] = seen.outputs.means()
     if seen.norms is not None:

@@ -15,7 +15,7 @@ from core.measure.calibrate.maps import MapCollection
 from core.measure.calibrate.outputs import Norms, Outputs, Peaks
 from core.measure.calibrate.paths import Paths
 from core.measure.calibrate.states import States
-from core.profile.routing import Activations, Entropies, FirstTokens
+from core.profile.routing import Activations, Entropies
 from core.profile.trace import Chunk, Trace
 from core.runtime.measurement import LayerRun, MeasurementSession
 
@@ -45,7 +45,6 @@ class Observer:
         self.tokens = 0
         self.activations = Activations(layers, experts) if {"counts", "pairs"} & set(parts) else None
         self.entropies = Entropies(layers) if "tae" in parts else None
-        self.first = FirstTokens(experts, k) if "first_table" in parts else None
         self.paths, self._paths_of_texts = paths, paths_of_texts
         self.outputs = Outputs(layers, experts, hidden) if "defaults" in parts else None
         self.norms = Norms(layers, experts) if "norms" in parts else None
@@ -106,8 +105,6 @@ class Observer:
         return np.concatenate(found) if found else np.empty(0, np.int64)
 
     def _replayed(self, chunk: Chunk, tokens: npt.NDArray[np.int32]) -> None:
-        if self.first is not None:
-            self.first.add(tokens, chunk.ids[:, 0])
         if self.paths is not None:
             rid, decode = np.repeat(chunk.rid, chunk.sizes), np.repeat(chunk.decode, chunk.sizes)
             for rows in np.split(np.arange(len(rid)), np.flatnonzero(np.diff(rid)) + 1):
@@ -143,8 +140,6 @@ class Observer:
         """Ends a pass. Every token is an iteration of its own, as in decoding; the first pass of a window (`whole`) is
         one more, as in prefill: the mean of its embeddings and of its maps."""
         self.tokens += len(tokens)
-        if self.first is not None:
-            self.first.add(tokens, self._ids[0])
         if self.maps is not None:
             keys, maps = self._embedded.pop().numpy(), np.stack(self._probs, 1)
             self._probs.clear()

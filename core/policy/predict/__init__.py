@@ -13,7 +13,6 @@ from core.policy.predict import (
     request,
     routing_path,
     stride,
-    token_table,
     transitions,
 )
 from core.policy.predict.base import LayerMap, Prediction, Predictor, View
@@ -37,6 +36,5 @@ __all__ = [
     "request",
     "routing_path",
     "stride",
-    "token_table",
     "transitions",
 ]

@@ -75,10 +75,6 @@ class PredictorProfile(Protocol):
     def map_keys(self) -> Floats | None:
         """[N, H] the embeddings of the tokens of `maps`."""
 
-    @property
-    def first_table(self) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int16]] | None:
-        """[V'] token ids, ascending, and [V', k] their usual experts in layer 0, most frequent first, -1 for none."""
-
     def net(self, name: str) -> Net:
         """A trained network, which the profile must contain."""
 

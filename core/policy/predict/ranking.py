@@ -44,7 +44,7 @@ Distance = Annotated[
     int,
     Param(
         "How many layers ahead experts are fetched: a larger distance leaves more time, and is harder to predict. "
-        "Gate and token_table predict every layer up to it, which costs time for each; routing_path fetches again in "
+        "Gate predicts every layer up to it, which costs time for each; routing_path fetches again in "
         "so many next layers what found no slot before. 0 = the prefetcher's own: 4 for stride and routing_path, 3 "
         "for expert_map, 1 for all others.",
         title="Distance",

@@ -13,33 +13,27 @@ import numpy as np
 import numpy.typing as npt
 
 from core.policy.substitute.base import SubstituteProfile
-from core.policy.substitute.buddies import EVEN, Doubles, Floats, alpha_of, covering, cut, rank
+from core.policy.substitute.buddies import EVEN, Doubles, Floats, covering, cut, rank
 from core.settings.param import Value
 
 COVERAGES = (*(at / 20 for at in range(1, 20)), 0.96, 0.97, 0.98, 0.99, 1.0)  # alphas of a curve; it is steep near 1
 
 
 class ListRule(NamedTuple):
-    """The settings that buddy lists are made by (core.policy.substitute.buddy)."""
+    """How the peers of an expert are ordered in buddy lists (core.policy.substitute.buddy)."""
 
-    alpha: str
-    k_max: int
     weighted: bool
     smoothing: float
 
     @classmethod
     def of(cls, settings: Mapping[str, Value]) -> ListRule:
-        """As they are set."""
-        alpha, k_max, weighted, smoothing = (settings[f"substitute.buddy.{name}"] for name in cls._fields)
-        return cls(str(alpha), int(k_max), bool(weighted), float(smoothing))
+        """As it is set."""
+        weighted, smoothing = (settings[f"substitute.buddy.{name}"] for name in cls._fields)
+        return cls(bool(weighted), float(smoothing))
 
     def pairs(self, profile: SubstituteProfile) -> Floats | None:
         """[L, E, E] the co-activations that it counts; None where they were not measured."""
         return profile.pairs_weighted if self.weighted else profile.pairs
-
-    def alphas(self, layers: int) -> Doubles:
-        """[L] alpha of each layer. Raises SettingError when it is set for another number of layers."""
-        return alpha_of(self.alpha, layers)
 
 
 class LayerLists(NamedTuple):

@@ -44,7 +44,8 @@ class Linear(NamedTuple):
 
 
 def linears(model: nn.Module, sites: Sequence[ExpertsSite]) -> tuple[Linear, ...]:
-    """The layers eligible for quantisation: plain `nn.Linear`, outside experts and routers, without shared weights."""
+    """The layers eligible for quantisation: plain `nn.Linear`, outside experts and routers, without shared weights, and
+    not a gate of one number, which weighs a whole layer."""
     kept = [m for site in sites for part in (site.module, site.router) for m in part.modules()]
     owners = Counter(id(p) for m in model.modules() for p in m.parameters(recurse=False))
     head = getattr(model, "get_output_embeddings", lambda: None)()
@@ -53,7 +54,7 @@ def linears(model: nn.Module, sites: Sequence[ExpertsSite]) -> tuple[Linear, ...
             name, m.out_features, m.in_features, m.bias is not None, sum(p.nbytes for p in m.parameters()), m is head
         )
         for name, m in model.named_modules()
-        if type(m) is nn.Linear and m not in kept and owners[id(m.weight)] == 1
+        if type(m) is nn.Linear and m.out_features > 1 and m not in kept and owners[id(m.weight)] == 1
     )
 
 

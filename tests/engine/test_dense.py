@@ -82,6 +82,12 @@ def test_routers_embeddings_and_tied_heads_stay(tmp_path: Path) -> None:
         assert not any(isinstance(m, QuantizedLinear) for site in engine.loaded.sites for m in site.router.modules())
 
 
+def test_a_gate_of_one_number_stays(tmp_path: Path) -> None:
+    with unloading(Engine.load(spec(checkpoint("qwen2_moe", tmp_path), dense="int8-g32"))) as engine:
+        gates = [m for name, m in engine.model.named_modules() if name.endswith("shared_expert_gate")]
+        assert gates and all(type(one) is nn.Linear for one in gates)
+
+
 @pytest.mark.parametrize(
     ("name", "out", "columns", "format", "wanted"),
     [

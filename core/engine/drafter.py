@@ -115,7 +115,7 @@ class Drafter:
         building_s = self._program.built_s - self._built_s if self._program is not None else 0.0  # once for such a pass
         took_ms = step.total_ms - 1e3 * (building_s + self._late_s)
         took_ms += 1e3 * (self._settle_s if verified else -self._took_s)
-        for gate in (self.gate, self.head_gate):
+        for gate in (self.gate,) if self._head is None else (self.gate, self.head_gate):
             if not verified or gate is (self.head_gate if self._by_head else self.gate):
                 saved = gate.took(verified, len(drawn) - 1, took_ms)
                 if verified:

@@ -1,8 +1,10 @@
 """What is compiled needs no library, but on Windows what grows the stack, which a load names to LLVM."""
 
+import ctypes
 import re
 import struct
 from collections.abc import Callable
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -80,3 +82,18 @@ def test_kernels_need_nothing_of_any_library(kind: str, monkeypatch: pytest.Monk
         assert wanted(machine.emit_object(module)) <= known, system
         named = re.findall(r"^\s+(?:call|jmp)q?\s+([^.\s*%]\w*)\s*$", machine.emit_assembly(module), re.MULTILINE)
         assert {*named} <= own | known and (calls or not named)
+
+
+def test_on_windows_the_system_s_own_function_grows_the_stack(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The system is played: LLVM is given what ntdll has under that name."""
+    function, asked = ctypes.CFUNCTYPE(None)(lambda: None), list[str]()
+
+    def library(name: str) -> SimpleNamespace:
+        asked.append(name)
+        return SimpleNamespace(**dict.fromkeys(compile.WINDOWS, function))
+
+    monkeypatch.setattr("sys.platform", "win32")
+    monkeypatch.setattr(ctypes, "WinDLL", library, raising=False)
+    llvm = compile._llvm.__wrapped__()
+    wanted = ctypes.cast(function, ctypes.c_void_p).value
+    assert asked == ["ntdll"] and [llvm.address_of_symbol(name) for name in compile.WINDOWS] == [wanted]

@@ -42,17 +42,28 @@ def with_head(arch: str, path: Path, dtype: torch.dtype = torch.float32, **overr
     return write(path, tensors, num_hidden_layers=LAYERS, num_nextn_predict_layers=1)
 
 
-def predictable(arch: str, path: Path, noise: float = 0.15, **overrides: Any) -> Path:
-    """As `with_head`, of a model that follows each token by the one that has the next number, but for what attention
-    and experts add, which is little; and so does its head."""
-    tensors = tensors_of(with_head(arch, path, **overrides))
+def counting(path: Path, noise: float) -> Path:
+    """Have a checkpoint follow each token by the one that has the next number, but for what attention and experts add,
+    which is little."""
+    tensors = tensors_of(path)
     embedded = torch.nn.functional.normalize(tensors["model.embed_tokens.weight"].float()).to(torch.float32)
     tensors["model.embed_tokens.weight"] = embedded
     tensors["lm_head.weight"] = 4 * embedded.roll(1, 0).contiguous()
     for name, tensor in tensors.items():
         if name.endswith(("o_proj.weight", "down_proj.weight")):
             tensors[name] = noise * tensor
-    hidden, at = embedded.shape[1], f"model.layers.{LAYERS}"
+    return write(path, tensors)
+
+
+def dense(path: Path, noise: float = 0.15) -> Path:
+    """Write a dense model that counts, with the same tokens."""
+    return counting(save_tokenizer(make_checkpoint("qwen3", path, tie_word_embeddings=False)), noise)
+
+
+def predictable(arch: str, path: Path, noise: float = 0.15, **overrides: Any) -> Path:
+    """As `with_head`, of a model that counts, and so does its head."""
+    tensors = tensors_of(counting(with_head(arch, path, **overrides), noise))
+    hidden, at = tensors["model.norm.weight"].shape[0], f"model.layers.{LAYERS}"
     tensors[f"{at}.eh_proj.weight"] = torch.cat((torch.eye(hidden), torch.zeros(hidden, hidden)), 1)
     for name in ("enorm", "hnorm", "shared_head.norm"):
         tensors[f"{at}.{name}.weight"] = torch.ones(hidden)

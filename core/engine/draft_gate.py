@@ -56,10 +56,8 @@ class DraftGate:
         self._credit_ms: float | None = None
         self._passes = self._judged = 0
 
-    def choose(self, matched: int, offered: int, first_ms: float = 0.0, left: int = 0) -> Worth:
-        """How many of the `offered` tokens to verify, which follow a match of `matched` tokens. What takes `first_ms`
-        is to be computed before they can be guessed: only where the `left` tokens that are written next are expected to
-        win that back, and what it took before was won back."""
+    def choose(self, matched: int, offered: int) -> Worth:
+        """How many of the `offered` tokens to verify, which follow a match of `matched` tokens."""
         if self.fixed is not None:
             return Worth(min(self.fixed, offered), math.inf)
         if self._passes - self._judged > REST:  # another text may be guessed better
@@ -78,9 +76,15 @@ class DraftGate:
                 times = self._expected_times(count + 1)
                 if expected / times > best and risk * (times - 1) * plain <= max(self._credit_ms, SURE * plain):
                     best, chosen = expected / times, count
-        if first_ms and (self._owed_ms > MOST * plain or first_ms > left * plain * (1 - 1 / best)):
-            return Worth()
         return Worth(chosen, best) if chosen else Worth()
+
+    def wins_back(self, worth: Worth, first_ms: float, left: int) -> bool:
+        """Whether such guesses are expected to win back, in the `left` tokens that are written next, the `first_ms` of
+        what has to be computed before them; and have won back what that took before."""
+        plain = self.took_ms(1)
+        if not first_ms or plain is None or self.fixed is not None:
+            return True
+        return self._owed_ms <= MOST * plain and first_ms <= left * plain * (1 - 1 / worth.faster)
 
     def judged(self, matched: int, right: int, judged: int) -> None:
         """Of the tokens guessed after a match of `matched` ones, `judged` were compared with what was drawn, whether a

@@ -113,9 +113,10 @@ class Drafter:
                 self._rest = self._rested = 0 if found.guesses else min(REST, 2 * self._rested + 1)
         best, soon = found, min(SOON, sequence.stop.limit - sequence.drawn)
         for one, gate in self._asked if allowed and most > 0 else ():
-            if (first_ms := one.first_ms(sequence.ids)) is not None:
-                worth = gate.choose(HEAD_MATCHED, most, first_ms, soon)
-                if worth.guesses and worth.faster > best.faster:
+            worth = gate.choose(HEAD_MATCHED, most)
+            if worth.guesses and worth.faster > best.faster:
+                first_ms = one.first_ms(sequence.ids)
+                if first_ms is not None and gate.wins_back(worth, first_ms, soon):
                     best, asked, self._by = worth, one, gate
         if asked is not None:
             sequence.draft = self._asked_for(asked, sequence, best.guesses)

@@ -293,10 +293,11 @@ def test_a_model_that_is_not_worth_it_is_not_asked(engine: Engine, monkeypatch: 
     monkeypatch.setattr(gate, "_guess_ms", 0.1)
     worth = gate.choose(HEAD_MATCHED, 8)
     won = 64 * 10.0 * (1 - 1 / worth.faster)
-    assert worth.guesses and gate.choose(HEAD_MATCHED, 8, 0.9 * won, 64) == worth
-    assert not gate.choose(HEAD_MATCHED, 8, 1.1 * won, 64).guesses
+    assert worth.guesses and gate.wins_back(worth, 0.9 * won, 64)
+    assert not gate.wins_back(worth, 1.1 * won, 64)
     gate.took(worth.guesses, 0, 15.0, 0.9 * won)
-    assert not gate.choose(HEAD_MATCHED, 8, 1.0, 64).guesses, "what was read has not been won back"
+    assert not gate.wins_back(worth, 1.0, 64), "what was read has not been won back"
+    assert gate.wins_back(worth, 0.0, 64)
     gate.restart()
 
 

@@ -16,7 +16,7 @@ import pytest
 import torch
 
 from core.capacity.plan import plan
-from core.engine import Engine, loading
+from core.engine import Engine, loading, pass_wiring
 from core.engine.drafter import HEAD_MATCHED
 from core.errors import ModelError, SettingError
 from core.hf.draft import LEAST, check_draft
@@ -200,6 +200,20 @@ def test_files_are_read_by_the_same_rules(large: Path, small: Path, tmp_path: Pa
 def test_where_nothing_verifies_guesses_it_is_refused(large: Path, small: Path) -> None:
     with pytest.raises(ModelError, match="fast arithmetic on a CPU alone"):
         plan(spec_of(large, small, arithmetic="reference"))
+
+
+def test_a_model_that_the_fast_arithmetic_does_not_know_frees_it(
+    large: Path, small: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def unknown(*args: object) -> None:
+        raise ModelError("its layers are not known")
+
+    monkeypatch.setattr(pass_wiring, "bind", unknown)
+    with loaded(large, {"budget": "50%", "drafts": "model"}, draft=small, **HOW) as engine:
+        assert engine.parts.drafter.model is None
+        assert all(one.numel() == 0 for one in engine.loaded.draft.parameters())
+        assert not counted(engine)[1]
+        assert any("drafts model is not used: the model is not computed by" in text for _, text in engine.frame().marks)
 
 
 def test_without_one_it_says_so(large: Path) -> None:

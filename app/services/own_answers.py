@@ -43,9 +43,9 @@ ENOUGH = 24  # decoded tokens of a configuration whose speed counts as measured
 TRACED = 192  # recorded tokens that other configurations are replayed on
 NARROW, WIDE = 0.05, 0.1  # uncertainty of a measured speed, as a share: at least, and after few answers
 FEW = 3  # answers, or fewer, whose differences say nothing
-SAME = ("dtype", "dense", "arithmetic", "device", "host", "threads", "blocks")
+SAME = ("dtype", "dense", "arithmetic", "device", "host", "threads", "blocks", "draft")
 """With the format: what a speed depends on."""
-BEFORE = {"blocks": 1, "arithmetic": "reference"}  # of loads from before this could be chosen
+BEFORE = {"blocks": 1, "arithmetic": "reference", "draft": ""}  # of loads from before this could be chosen
 FREE = ("budget", "slots")  # settings that the number of slots of a pass shows
 
 

@@ -1,7 +1,7 @@
 """A checked load: everything that is known before weights are read."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -14,6 +14,7 @@ from core.capacity.sizes import Sizes, sizes_of
 from core.capacity.tier import Tier, choose_tier
 from core.errors import ContextError, ModelError, NotImported
 from core.hf.discover import ExpertsSite
+from core.hf.draft import LEAST, Draft, check_draft
 from core.hf.files import ModelFiles, check_model, model_path, stamp
 from core.hf.head import detach, may_have_head, objection
 from core.hf.outline import Outline, outline
@@ -54,6 +55,10 @@ HEAD = (
     "With its head that predicts further tokens (MTP), for drafts: {} of the dense weights, and the last layer of the "
     "experts."
 )
+DRAFT = "With the draft model {}: {} of the dense weights, and {} of the KV cache."
+NO_DRAFT = (
+    "A draft model guesses tokens for the fast arithmetic on a CPU alone. Choose that, or leave the draft model out."
+)
 FAST_ON_GPU = "On a GPU it has run under an emulation alone, and its speed was never measured."
 DEFAULT_CONTEXT = 8192  # when the model allows more and the user set none
 
@@ -74,6 +79,7 @@ class Plan:
     bytes_min: int  # the least budget, whatever the one asked for
     tier: Tier  # where experts are kept that are not on the device
     pack: Manifest | None  # of an expert pack; None: a checkpoint, whose experts are encoded into host memory
+    draft: Draft | None  # a dense model that guesses tokens
 
     @property
     def paged(self) -> bool:
@@ -100,9 +106,11 @@ class Plan:
         split = SPLIT.format(self.codec.blocks, SPLIT_SUMS) if self._sums_blocks else ""
         device = remark(self.device, self.dtype) or (passed_over(self.spec.device) if self.device.type == "cpu" else "")
         head = HEAD.format(format_bytes(self.outline.head_bytes)) if self.outline.heads else ""
+        draft = self.draft
+        small = "" if draft is None else DRAFT.format(draft.files.path, *map(format_bytes, (draft.weights, draft.kv)))
         turns = TEXT_TO_TEXT if self.outline.encoder_layers else ""
         fast = "" if self.spec.arithmetic != "fast" else f"{FAST} {FAST_ON_GPU}" if self.device.type == "cuda" else FAST
-        return " ".join(filter(None, (text, turns, head, fast, close, split, notice(self.device), device)))
+        return " ".join(filter(None, (text, turns, head, small, fast, close, split, notice(self.device), device)))
 
     @property
     def weights(self) -> str:
@@ -149,15 +157,17 @@ def plan(spec: LoadSpec, instead_of: Memory | None = None) -> Plan:
         row_bytes, into_slots = max(pack.padded_bytes, page_up(codec.blob_bytes)), codec.verbatim and codec.blocks == 1
         tier = choose_tier(spec.host, device, total, row_bytes, into_slots, host_free(device, instead_of))
     rounded = rounded_bytes(shape.linears, spec.dense, dtype, device) if spec.dense != "checkpoint" else (0, 0)
-    link, cache = spec.settings.link, spec.settings.cache
+    link, cache, draft = spec.settings.link, spec.settings.cache, _draft(spec, device, dtype, context)
+    beside = (0, 0) if draft is None else (draft.weights, draft.kv)
 
     def sizes(budget: Budget) -> Sizes:
-        found = sizes_of(shape, config, codec, context, tier.into_slots, rounded, budget, spec.sequences)
+        found = sizes_of(shape, config, codec, context, tier.into_slots, rounded, budget, spec.sequences, beside)
         return found.affordable(link, budget, cache.scope)
 
     least = sizes(Budget(share=0.0)).led_by(link)
     bytes_min = least.bytes(least.slots_min(cache.scope))
-    return Plan(spec, files, shape, config, device, dtype, context, codec, sizes(cache.budget), bytes_min, tier, pack)
+    found = sizes(cache.budget)
+    return Plan(spec, files, shape, config, device, dtype, context, codec, found, bytes_min, tier, pack, draft)
 
 
 def check_fits(pack: Manifest, sites: Sequence[ExpertsSite], path: Path, heads: int = 0) -> None:
@@ -207,6 +217,26 @@ def _refusal(path: Path, changed: tuple[int, ...]) -> str:
 def _pack(path: Path, changed: tuple[int, ...]) -> Manifest:
     """The manifest of a pack, checked for completeness as far as possible without reading weights."""
     return check(path)
+
+
+def _draft(spec: LoadSpec, device: torch.device, dtype: torch.dtype, context: int) -> Draft | None:
+    """The dense model that is to guess tokens, if there is one. Raises ModelError where it cannot."""
+    if not spec.draft:
+        return None
+    if device.type != "cpu" or spec.arithmetic == "reference":
+        raise ModelError(NO_DRAFT)
+    path = model_path(spec.draft)
+    try:
+        found = _checked_draft(path, stamp(path), dtype)
+        saved = 0 if spec.dense == "checkpoint" else rounded_bytes(found.linears, spec.dense, dtype, device)[0]
+    except ModelError as error:
+        raise ModelError(f"The draft model cannot be used: {error}") from error
+    return replace(found, positions=min(found.positions, max(context, LEAST)), weights=found.weights - saved)
+
+
+@lru_cache(maxsize=4)
+def _checked_draft(path: Path, changed: tuple[int, ...], dtype: torch.dtype) -> Draft:
+    return check_draft(path, dtype)
 
 
 def _wants_head(spec: LoadSpec, files: ModelFiles, pack: Manifest | None, device: torch.device) -> bool:

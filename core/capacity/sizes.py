@@ -132,9 +132,11 @@ def sizes_of(
     rounded: tuple[int, int] = (0, 0),
     budget: Budget | None = None,
     sequences: int = 1,
+    draft: tuple[int, int] = (0, 0),
 ) -> Sizes:
     """Sizes for one context and expert format, with KV memory for `sequences` of it. `paged`: slots are whole
-    pages (core.memory.arena); `rounded`: bytes of dense layers kept as codes. The longest chunks are those that
+    pages (core.memory.arena); `rounded`: bytes of dense layers kept as codes; `draft`: bytes of the weights and the KV
+    of a model that guesses tokens. The longest chunks are those that
     `budget` pays for."""
     slot = page_up(codec.slot_bytes) if paged else codec.slot_bytes
     if codec.device.type == "cuda":
@@ -150,8 +152,8 @@ def sizes_of(
         computing = chunk * scores + _workspace(outline, text, shape, context, chunk, codec)
         return Sizes(
             shape,
-            outline.dense_bytes - rounded[0],
-            sequences * outline.kv_bytes(context) + (outline.state_bytes if sequences > 1 else 0),
+            outline.dense_bytes - rounded[0] + draft[0],
+            sequences * outline.kv_bytes(context) + (outline.state_bytes if sequences > 1 else 0) + draft[1],
             max(states.bytes(chunk) + (1 << 20), computing + max(_unpacked(codec), rounded[1])) + libraries,
             slot,
             codec.blob_bytes,

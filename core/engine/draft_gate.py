@@ -34,10 +34,13 @@ class DraftGate:
     they contain what guessing takes, and the union of the rows' experts. Those of several rows are kept as multiples of
     what one took then, as both grow with the text, and on a machine that is busy."""
 
-    def __init__(self, slope: float = SLOPE) -> None:
-        """`slope`: of a token's time, what each further row takes with its guess, before any was measured."""
+    def __init__(self, slope: float = SLOPE, guess_ms: float = 0.0) -> None:
+        """Before any was measured, each further row takes `slope` of a token's time, and its guess `guess_ms` beside
+        that."""
         self.fixed: int | None = None  # guess so many always, as far as there are guesses: for comparisons
-        self._slope, self._judged = slope, 0  # the number of the pass whose guesses were judged last
+        self._slope, self._guess_ms = slope, guess_ms
+        self._judged = 0  # the number of the pass whose guesses were judged last
+        self._owed_ms = 0.0  # that reading took and guesses have not won back
         self._forget()
         self.restart()
 
@@ -75,6 +78,14 @@ class DraftGate:
                     best, chosen = expected / times, count
         return Worth(chosen, best) if chosen else Worth()
 
+    def wins_back(self, worth: Worth, first_ms: float, left: int) -> bool:
+        """Whether such guesses are expected to win back, in the `left` tokens that are written next, the `first_ms` of
+        what has to be computed before them; and have won back what that took before."""
+        plain = self.took_ms(1)
+        if not first_ms or plain is None or self.fixed is not None:
+            return True
+        return self._owed_ms <= MOST * plain and first_ms <= left * plain * (1 - 1 / worth.faster)
+
     def judged(self, matched: int, right: int, judged: int) -> None:
         """Of the tokens guessed after a match of `matched` ones, `judged` were compared with what was drawn, whether a
         pass verified them or not."""
@@ -82,9 +93,9 @@ class DraftGate:
         group[:] = WEIGHT * group[0] + right, WEIGHT * group[1] + judged
         self._judged = self._passes
 
-    def took(self, guessed: int, accepted: int, took_ms: float) -> float:
-        """A pass verified `guessed` tokens in `took_ms` -> the time that this saved, negative where it cost more; 0
-        where nothing was guessed, or what a token takes is not known."""
+    def took(self, guessed: int, accepted: int, took_ms: float, first_ms: float = 0.0) -> float:
+        """A pass verified `guessed` tokens in `took_ms`, after what was computed first in `first_ms` -> the time that
+        this saved, negative where it cost more; 0 where nothing was guessed, or what a token takes is not known."""
         self._passes += 1
         self._latest[1 + guessed] = self._passes
         if not guessed:
@@ -96,8 +107,10 @@ class DraftGate:
             self._times.setdefault(1 + guessed, deque(maxlen=KEPT)).append(took_ms / plain)
         instead, usual = (1 + accepted) * plain, self.took_ms(1 + guessed) or plain
         credit = CREDIT * plain if self._credit_ms is None else self._credit_ms
-        self._credit_ms = min(MOST * plain, credit + LOSS * took_ms + (instead - usual if guessed else 0.0))
-        return instead - took_ms if guessed else 0.0
+        won = LOSS * took_ms + (instead - usual if guessed else 0.0)
+        self._credit_ms = min(MOST * plain, credit + won)
+        self._owed_ms = max(0.0, self._owed_ms + first_ms - won)
+        return instead - took_ms - first_ms if guessed else 0.0
 
     def took_ms(self, rows: int) -> float | None:
         """What a pass of so many rows takes, without the slowest of those measured; None before one was."""
@@ -113,10 +126,11 @@ class DraftGate:
         fewer = max((other for other in self._times if other < rows), default=1)
         more = min((other for other in self._times if other > rows), default=0)
         known = {other: _usual(self._times[other]) for other in (fewer, more) if other > 1} | {1: 1.0}
+        slope = self._slope + self._guess_ms / (self.took_ms(1) or math.inf)
         if more:
             slope = (known[more] - known[fewer]) / (more - fewer)
-        else:
-            slope = min(self._slope, (known[fewer] - 1) / (fewer - 1)) if fewer > 1 else self._slope
+        elif fewer > 1:
+            slope = min(slope, (known[fewer] - 1) / (fewer - 1))
         prior = known[fewer] + max(0.0, slope) * (rows - fewer)
         measured = len(taken) * _usual(taken) if taken else 0.0
         return (measured + STRENGTH * prior) / (len(taken) + STRENGTH)

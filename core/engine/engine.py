@@ -114,6 +114,7 @@ class Engine(EngineFacts):
                     self.transfers.close,
                     self.expert_cache.clear,
                     self.wiring.kv.release,
+                    self.parts.drafter.close,
                     lambda: release_weights(self.model),
                     lambda: RENDERER.release(self.loaded.plan),
                     self.loaded.store.close,

@@ -19,8 +19,9 @@ from core.engine.prompt import Prompt
 from core.errors import BudgetError, ModelError, ProfileError
 from core.hf.checkpoint import CheckpointReader
 from core.hf.discover import ExpertsSite, find_experts
+from core.hf.draft import check_tokens
 from core.hf.head import MtpHead, attached, head_of
-from core.hf.quantized_linear import round_linears
+from core.hf.quantized_linear import coded_layers, round_linears
 from core.hf.skeleton import load_skeleton
 from core.memory.pack import PackReader
 from core.memory.pack.verify import check_dense
@@ -47,6 +48,7 @@ class LoadedModel:
     store: ExpertStore  # the experts
     sites: tuple[ExpertsSite, ...]
     model_hash: str
+    draft: Any = None  # a dense model of transformers that guesses tokens, if the plan has one
     beside: int = 0  # bytes of the GPU that were reserved for something else before it was loaded
 
     @property
@@ -90,9 +92,11 @@ def load(plan: Plan, progress: Progress, cancel: threading.Event | None) -> Load
         torch.backends.cuda.enable_cudnn_sdp(False)
     progress("Reading dense weights", 0.0)
     tokenizer = load_tokenizer(plan.files.path)
+    if plan.draft is not None:
+        check_tokens(tokenizer, load_tokenizer(plan.draft.files.path), plan.draft.files.path)
     if tokenizer.chat_template is not None:
         RENDERER.start()
-    model = _dense(plan)
+    model, draft = _dense(plan), _drafting(plan)
     prompt = Prompt(tokenizer, model.generation_config, text_to_text=plan.config.is_encoder_decoder)
     prompt.begin_trial()
     found = _with_experts(plan, model, prompt, progress, cancel)
@@ -107,7 +111,7 @@ def load(plan: Plan, progress: Progress, cancel: threading.Event | None) -> Load
             format_bytes(found.store.bytes - unpinned),
             format_bytes(found.store.bytes),
         )
-    return replace(found, beside=beside)
+    return replace(found, draft=draft, beside=beside)
 
 
 def with_buddies(loaded: LoadedModel, profile: Profile | None) -> Profile | None:
@@ -161,6 +165,18 @@ def _dense(plan: Plan) -> Any:
         if checked is not None:
             checked.result()
         return model
+
+
+def _drafting(plan: Plan) -> Any:
+    """The dense model that guesses tokens, or None."""
+    if plan.draft is None:
+        return None
+    model = load_skeleton(plan.draft.files, plan.dtype, dense=True)
+    own_memory(model)
+    if plan.spec.dense != "checkpoint":
+        round_linears(model, plan.draft.linears, plan.spec.dense, plan.dtype, plan.device)
+        coded_layers(model).fast = True  # no bit of an answer depends on what it guesses
+    return model
 
 
 def own_memory(model: torch.nn.Module) -> None:

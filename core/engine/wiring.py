@@ -23,6 +23,7 @@ from core.engine.settings_controller import EngineParts, MemoryParts, Prediction
 from core.errors import ModelError
 from core.hf.hooks import Installed
 from core.hf.norms import find_contexts
+from core.hf.skeleton import release_weights
 from core.hf.text_to_text import decoder_shape, decoder_sites
 from core.hf.weighing import rules_of
 from core.memory.arena import Arena
@@ -33,6 +34,7 @@ from core.policy.throttle import Throttle
 from core.profile import Profile
 from core.runtime.device_decode import DeviceDecode
 from core.runtime.draft_head import DraftHead, HeadSink
+from core.runtime.draft_model import DraftModel
 from core.runtime.expert_math import ExpertMath
 from core.runtime.head_passes import ModulePasses, ProgramPasses
 from core.runtime.host_compute import HostCompute
@@ -173,8 +175,9 @@ def _around(
         return TokenGraphs(model, loaded.device, plan.context, fits, passes.hooked.by_position)
 
     device_decode = DeviceDecode(step, loaded.store, shape, predictor_host, prediction.capture, graphs)
-    head = _head(loaded, passes, transfers, memory.pool)
-    drafter = Drafter(program, min(loaded.sizes.chunk - 1, kv.revocable), head)
+    head, small = _head(loaded, passes, transfers), _draft_model(loaded, program)
+    memory.pool.drafts += [one for one in (head, small) if one is not None]
+    drafter = Drafter(program, min(loaded.sizes.chunk - 1, kv.revocable), head, small)
     parts = EngineParts(memory, prediction, Telemetry(shape), recorder, device_decode, host, drafter)
     begin(plan.spec.settings, parts)
     return Wiring(
@@ -189,7 +192,18 @@ def _around(
     )
 
 
-def _head(loaded: LoadedModel, passes: PassWiring, transfers: TransferEngine, pool: KVPool) -> DraftHead | None:
+def _draft_model(loaded: LoadedModel, program: Program | None) -> DraftModel | None:
+    """What guesses tokens by a dense model. Where nothing verifies them, its weights are freed."""
+    plan = loaded.plan
+    if plan.draft is None:
+        return None
+    if program is None:
+        release_weights(loaded.draft)
+        return None
+    return DraftModel(loaded.draft, plan.draft, plan.outline.vocab, plan.spec.threads, plan.spec.dense != "checkpoint")
+
+
+def _head(loaded: LoadedModel, passes: PassWiring, transfers: TransferEngine) -> DraftHead | None:
     """What guesses tokens by the model's head, in passes that are recorded apart: by native steps where these know its
     layer, and come out as its modules do."""
     head, program, context = loaded.head, passes.hooked.program, loaded.plan.context
@@ -197,7 +211,7 @@ def _head(loaded: LoadedModel, passes: PassWiring, transfers: TransferEngine, po
         return None
     sink = HeadSink(passes.expert_cache, transfers)
     step = MoEStep(passes.math, passes.expert_cache, transfers, sink)
-    found = pool.head = DraftHead(head, ModulePasses(head, context), passes.hooked.dispatch, step, sink)
+    found = DraftHead(head, ModulePasses(head, context), passes.hooked.dispatch, step, sink)
     try:
         close = CLOSE_FP32 if loaded.plan.dtype == torch.float32 else CLOSE
         if (off := found.prefer(ProgramPasses(head, program, context), close)) > close:
@@ -223,7 +237,8 @@ def _memory(
     """What holds the model's memory, within the budget."""
     plan, sizes = loaded.plan, loaded.sizes
     kept = PrefixCache(kv, plan.spec.settings.kv, sizes.carried, lambda: free_bytes(torch.device("cpu"))[0])
-    pool = KVPool(loaded.model, kv, sizes.kv, plan.outline.kv_bytes, plan.context)
+    room = sizes.kv - (plan.draft.kv if plan.draft is not None else 0)
+    pool = KVPool(loaded.model, kv, room, plan.outline.kv_bytes, plan.context)
     ledger = Ledger(sizes, passes.arena, pool, loaded.device, plan.spec.settings, lambda: kept.bytes)
     link = LinkEmulation(transfers, sizes.blob)
     return MemoryParts(passes.arena, passes.expert_cache, transfers, link, pool, kept, ledger, link_gbps)

@@ -77,12 +77,12 @@ def outline(meta: Any) -> Outline:
     config = text_config(meta.config)
     kv, states, itemsize = _layers(meta, sites)
     head = head_of(meta)
-    head_bytes = 0 if head is None else _dense_bytes(meta, head.layer, (head.site,))
+    head_bytes = 0 if head is None else dense_bytes(meta, head.layer, (head.site,))
     return Outline(
         hidden=config.hidden_size,
         vocab=config.vocab_size,
-        context_limit=_context_limit(config),
-        dense_bytes=_dense_bytes(meta, meta, sites) + head_bytes,
+        context_limit=context_limit(config),
+        dense_bytes=dense_bytes(meta, meta, sites) + head_bytes,
         kv=kv if head is None else (*kv, KvLayer(head.kv_bytes, None)),
         sites=tuple(sites),
         states=states,
@@ -96,14 +96,14 @@ def outline(meta: Any) -> Outline:
     )
 
 
-def _context_limit(config: Any) -> int:
+def context_limit(config: Any) -> int:
     """Most tokens of a prompt and its answer. Text-to-text models with relative positions state what they were trained
     with, if anything."""
     stated = getattr(config, "max_position_embeddings", None) or getattr(config, "n_positions", None)
     return int(stated or RELATIVE)
 
 
-def _dense_bytes(meta: Any, module: nn.Module, sites: Iterable[ExpertsSite]) -> int:
+def dense_bytes(meta: Any, module: nn.Module, sites: Iterable[ExpertsSite]) -> int:
     """Bytes of a module's parameters and buffers outside the experts: tied ones once, some in fp32 as transformers'
     loader keeps them."""
     experts = {id(one) for site in sites for one in site.module.parameters(recurse=False)}

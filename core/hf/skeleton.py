@@ -32,10 +32,15 @@ BUILDING = threading.Lock()  # transformers builds models under process-wide dty
 
 
 def load_skeleton(
-    path: ModelPath, dtype: torch.dtype | None = None, device: str | torch.device = "cpu", *, head: bool = False
+    path: ModelPath,
+    dtype: torch.dtype | None = None,
+    device: str | torch.device = "cpu",
+    *,
+    head: bool = False,
+    dense: bool = False,
 ) -> Any:
     """The model in eval mode on `device`, its dense weights in `dtype` (None: the checkpoint's), without experts. With
-    `head`, `core.hf.head.head_of` has the checkpoint's.
+    `head`, `core.hf.head.head_of` has the checkpoint's. `dense`: it is one that has no experts.
 
     Its forward raises until `hooks.install` has bound the experts. `save_pretrained` is blocked: it would write a model
     without experts. Raises ModelError for every model that cannot be loaded, keeping nothing in memory.
@@ -54,8 +59,9 @@ def load_skeleton(
             adapt(model)
             if head:
                 attach(model)
-            sites = find_experts(model)  # raises for a model that is not MoE, before anything is read
-            ours = (name for one in getattr(sites[0].module, CONVERSIONS, ()) for name in one.source_patterns)
+            sites = [] if dense else find_experts(model)  # raises for a model that is not MoE, before anything is read
+            conversions = [one for site in sites[:1] for one in getattr(site.module, CONVERSIONS, ())]
+            ours = (name for one in conversions for name in one.source_patterns)
             further = rf"model\.layers\.{getattr(model.config, 'num_hidden_layers', -1)}\."  # of a head
             others = r"experts?\.", further, *ours
             unread = {r"."} if left_out else {*model._keys_to_ignore_on_load_unexpected, *others}

@@ -155,8 +155,9 @@ class StepRecord:
         default=0.0,
         metadata=metric(
             "ms",
-            "Guessing took so long, in milliseconds: the search in the text, and the model's head with its experts. In "
-            "total, before the pass that verifies, or after one over a prompt.",
+            "Guessing took so long, in milliseconds: the search in the text, the model's head with its experts, and "
+            "the draft model, which reads the text first. In total, before the pass that verifies, or after one over a "
+            "prompt.",
             reduce="sum",
         ),
     )

@@ -110,7 +110,7 @@ class DraftHead:
     def _follow(self, ids: Sequence[int], at: int) -> None:
         """Keep what was made of the tokens before number `at` of this text. Where not all of it is there, nothing is
         of use."""
-        same = _common(self._text, ids)
+        same = common(self._text, ids)
         done, end = min(self._done, max(0, same - 1), at), min(self._end, same, at)
         if done < self._done:  # other tokens follow there, and the states are gone
             self._waiting, end = [], done
@@ -125,6 +125,10 @@ class DraftHead:
     def ready(self, ids: Sequence[int]) -> bool:
         """Whether it can guess what follows `ids`: the states of all tokens but the last one are known."""
         return self._end == len(ids) - 1 and self._text == ids
+
+    def first_ms(self, ids: Sequence[int]) -> float | None:
+        """It is never to read first, but where it is not `ready`, it cannot guess."""
+        return 0.0 if self.ready(ids) else None
 
     def read(self, ids: Sequence[int]) -> None:
         """Compute the states that wait. `ready(ids)`."""
@@ -164,7 +168,7 @@ class DraftHead:
         return self._sink.take()
 
 
-def _common(one: Sequence[int], other: Sequence[int]) -> int:
+def common(one: Sequence[int], other: Sequence[int]) -> int:
     """The number of tokens that both begin with."""
     most = min(len(one), len(other))
     if one[:most] == other[:most]:

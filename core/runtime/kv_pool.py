@@ -28,13 +28,13 @@ class KVPool:
         self._model, self._room, self._bytes_of = model, room, bytes_of
         self._taken: dict[KVCache, int] = {}  # bytes of each that is in use
         self.chatting = False  # an answer uses the chats' memory while others use theirs
-        self.head: HasBytes | None = None  # keys and values of a head that drafts tokens
+        self.drafts: list[HasBytes] = []  # keys and values of what drafts tokens
 
     @property
     def bytes(self) -> int:
         """Device bytes allocated now. May be read from any thread."""
         others = sum([memory.bytes for memory in tuple(self._taken)]) if self._taken else 0
-        return self.chat.bytes + others + (self.head.bytes if self.head is not None else 0)
+        return self.chat.bytes + others + (sum([one.bytes for one in self.drafts]) if self.drafts else 0)
 
     @property
     def has_chat_room(self) -> bool:

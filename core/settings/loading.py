@@ -13,6 +13,11 @@ from core.settings.param import Param, Value, checked_values, declared
 from core.system.paths import named_path
 
 
+def draft_folder(text: str) -> str:
+    """A folder, or "" for none. Raises SettingError for what no file system takes."""
+    return str(named_path(text, SettingError)) if text.strip() else ""
+
+
 @dataclass(frozen=True, slots=True)
 class LoadSpec:
     """What to load and how. `model` is "demo" or a directory with config.json, a tokenizer and safetensors."""
@@ -124,6 +129,18 @@ class LoadSpec:
             advanced=True,
         ),
     ] = 1
+
+    draft: Annotated[
+        str,
+        Param(
+            "Folder of a small dense model with the same tokens, which guesses those that follow where drafts is model "
+            "or auto. Its weights, and keys and values of up to 2048 tokens, are counted in the budget; dense format "
+            "and compute type are also its own. In the fast arithmetic on a CPU.",
+            title="Draft model",
+            parse=draft_folder,
+            advanced=True,
+        ),
+    ] = ""
 
     settings: Settings = field(default_factory=Settings)
 

@@ -1,5 +1,5 @@
-"""Tokens that the model's own head guesses: answers are the ones without, token by token and bit for bit; what the
-head's experts were asked for is counted apart; and its keys and values follow what was accepted."""
+"""Tokens that the model's own head guesses, or a dense model: answers are the ones without, token by token and bit for
+bit; what the head's experts were asked for is counted apart; and its keys and values follow what was accepted."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from core.types import Ids
 from tests.checkpoints import make_checkpoint
 from tests.engine.drafted import TOKENS, Answer, bits
 from tests.loaded import loaded
-from tests.mtp_checkpoint import predictable, with_head
+from tests.mtp_checkpoint import dense, predictable, with_head
 from tests.selection import layered
 from tests.tiny_tokenizer import save_tokenizer
 
@@ -44,7 +44,8 @@ def engine_of(model: Path, **settings: object) -> Any:
 @pytest.fixture(scope="module")
 def drafting(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
     model = predictable("glm4_moe", tmp_path_factory.mktemp("model"), 0.5)
-    with loaded(model, {"budget": "50%", "drafts": "mtp"}, sequences=3, **HOW) as engine:
+    small = dense(tmp_path_factory.mktemp("dense"))
+    with loaded(model, {"budget": "50%", "drafts": "auto"}, sequences=3, draft=small, **HOW) as engine:
         yield engine
 
 
@@ -57,7 +58,10 @@ def engine(drafting: Engine) -> Iterator[Engine]:
 def guessing(engine: Engine, count: int | None, source: str = "mtp") -> None:
     """As many tokens always, or as the gate says, or None: none at all."""
     engine.change({"drafts": "off" if count is None else source})
-    engine.parts.drafter.head_gate.fixed = count or None
+    engine.parts.drafter.head_gate.fixed = engine.parts.drafter.model_gate.fixed = count or None
+
+
+SOURCES = pytest.mark.parametrize("source", ["mtp", "model"])
 
 
 @pytest.mark.parametrize("arch", layered(ARCHS, quick=lambda arch: arch in ("glm4_moe", "qwen3_next")))
@@ -70,7 +74,7 @@ def test_no_bit_depends_on_the_head(arch: str, tmp_path: Path) -> None:
     for path in (model, pack):
         with engine_of(path) as engine:
             assert engine.loaded.head is not None
-            assert isinstance(engine.parts.memory.pool.head.passes, ProgramPasses)
+            assert isinstance(engine.parts.drafter.head.passes, ProgramPasses)
             for count in (None, 1, 3, 8):
                 guessing(engine, count)
                 tokens, found = bits(engine, PROMPT)
@@ -112,6 +116,7 @@ def test_a_hundred_answers(arch: str, tmp_path: Path) -> None:
     assert kept["drafted"] > kept["accepted"] > 400
 
 
+@SOURCES
 @pytest.mark.parametrize(
     ("count", "how"),
     [
@@ -120,22 +125,23 @@ def test_a_hundred_answers(arch: str, tmp_path: Path) -> None:
         (2, {"temperature": 0.0, "logprobs": 2}),
     ],
 )
-def test_draws_are_those_without(engine: Engine, count: int, how: dict[str, Any]) -> None:
+def test_draws_are_those_without(engine: Engine, count: int, how: dict[str, Any], source: str) -> None:
     sampling = Sampling(max_new_tokens=TOKENS, **how)
     guessing(engine, None)
     wanted = Answer(engine, sampling, PROMPT)
-    guessing(engine, count)
+    guessing(engine, count, source)
     found = Answer(engine, sampling, PROMPT)
     assert (found.tokens, found.text, found.logprobs) == (wanted.tokens, wanted.text, wanted.logprobs)
     assert found.stats.more["accepted"] > 0
 
 
-def test_it_ends_where_it_would(engine: Engine) -> None:
+@SOURCES
+def test_it_ends_where_it_would(engine: Engine, source: str) -> None:
     """At a text within the tokens of a pass, a limit, or when it is cancelled; and the chat goes on from there."""
     guessing(engine, None)
     whole = Answer(engine, Sampling(max_new_tokens=TOKENS), PROMPT)
     for cut in range(3, len(whole.text) - 3, len(whole.text) // 5):
-        guessing(engine, 8)
+        guessing(engine, 8, source)
         stop = Sampling(max_new_tokens=TOKENS, stop=(whole.text[cut : cut + 3],))
         found = Answer(engine, stop, PROMPT, reuse=True)
         assert found.text == whole.text[: whole.text.index(whole.text[cut : cut + 3])]
@@ -146,7 +152,7 @@ def test_it_ends_where_it_would(engine: Engine) -> None:
         assert after.tokens == Answer(engine, Sampling(max_new_tokens=9), longer).tokens
         engine.parts.memory.prefix_cache.clear()
     for most in (1, 2, 3):
-        guessing(engine, 8)
+        guessing(engine, 8, source)
         assert Answer(engine, Sampling(max_new_tokens=most), PROMPT).tokens == whole.tokens[:most]
         cancel, said = threading.Event(), list[int]()
         for piece in engine.generate(PROMPT, Sampling(max_new_tokens=TOKENS), cancel, reuse=True):
@@ -157,7 +163,8 @@ def test_it_ends_where_it_would(engine: Engine) -> None:
         assert said == whole.tokens[: 4 * most]
 
 
-def test_changes_in_the_middle(engine: Engine) -> None:
+@SOURCES
+def test_changes_in_the_middle(engine: Engine, source: str) -> None:
     guessing(engine, None)
     wanted, draw = Answer(engine, Sampling(max_new_tokens=TOKENS), PROMPT).tokens, random.Random(3)
     for _ in range(4):
@@ -165,7 +172,7 @@ def test_changes_in_the_middle(engine: Engine) -> None:
         for piece in engine.generate(PROMPT, Sampling(max_new_tokens=TOKENS)):
             if piece.token is not None:
                 said.append(piece.token)
-                guessing(engine, draw.choice([None, 0, 1, 4, 8]), draw.choice(["mtp", "auto"]))
+                guessing(engine, draw.choice([None, 0, 1, 4, 8]), draw.choice([source, "auto"]))
                 budget, scope = draw.choice(["50%", "60%", "100%"]), draw.choice(["layer", "global"])
                 engine.change({"budget": budget, "scope": scope, "predictor": draw.choice(["none", "gate"])})
                 memory = engine.frame().memory
@@ -178,7 +185,7 @@ def test_changes_in_the_middle(engine: Engine) -> None:
 @torch.inference_mode()
 def test_native_steps_are_the_modules(engine: Engine) -> None:
     """Over a text whose beginning it does not see, in pieces, and after what was cut away."""
-    head, own = engine.parts.memory.pool.head, engine.loaded.head
+    head, own = engine.parts.drafter.head, engine.loaded.head
     assert isinstance(head, DraftHead) and own is not None
     draw, at, kept = torch.Generator().manual_seed(1), 5, 0
     modules, width = ModulePasses(own, 128), own.config.hidden_size
@@ -223,7 +230,7 @@ def test_the_better_source_is_asked(engine: Engine, monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(Lookup, "guess", lambda self, ids, most: Guess([7, 8][:most], 4) if most > 0 else None)
     for ahead, other in ((drafter.gate, drafter.head_gate), (drafter.head_gate, drafter.gate)):
         engine.change({"drafts": "auto"})
-        ahead.fixed, other.fixed = 2, None
+        ahead.fixed, other.fixed, drafter.model_gate.fixed = 2, None, 0
         more = Answer(engine, Sampling(max_new_tokens=9), prompt).stats.more
         assert more["drafted"]
         guesses_of_head = more["draft_requests"] > 2 * engine.shape.experts + engine.shape.top_k

@@ -47,7 +47,8 @@ def measure(run: Run, model: str = "demo", budgets: str = "25%,50%,100%", rounds
         few = {"texts": TOGETHER, "steps": 2} if run.small else {}
         path = str(with_head(run.folder(), "demo", run.say, **few))
     for budget in budgets.split(","):
-        engine = run.engine(path, {"budget": budget, "link": "own"}, endless=True, arithmetic="fast", context=512)
+        settings = {"budget": budget, "link": "own", "drafts": "auto" if head else "off"}  # a head is loaded for these
+        engine = run.engine(path, settings, endless=True, arithmetic="fast", context=512)
         texts = _texts(engine, rounds + 1, tokens)
         layer_ms = Answer(engine, "off", Gates(), texts["held out"][0]).ms / engine.shape.layers
         for link in ({"link": "own"}, emulated_link(layer_ms, engine.sizes.blob)):

@@ -96,6 +96,8 @@ def test_speculation(model: str) -> None:
     assert not any(row["differing"] for row in one.result["rows"])
     assert all(row["lookup"]["tokens_per_pass"] >= 1 for row in one.result["rows"])
     assert ("head faster" in one.text) == (model == "demo-head")
+    if model == "demo-head":
+        assert any(row["mtp"]["drafted"] for row in one.result["rows"])
 
 
 @pytest.mark.long(0.3)

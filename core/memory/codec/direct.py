@@ -60,6 +60,8 @@ class FusedCodec(Grouped):
 
 def supported(codec: Grouped) -> bool:
     """Whether this machine has kernels for all matrices of a codec."""
+    if codec.format.wide:  # dequantised in the reference; `core.memory.codec.fast` has kernels for them
+        return False
     return codec.device.type == "cpu" and all(serves(matrix(codec, part), codec.dtype) for part in codec.weights)
 
 

@@ -207,7 +207,7 @@ def test_a_blob_depends_on_its_numbers_alone(name: str, transposed: bool) -> Non
 @pytest.mark.parametrize("name", layered(FORMATS, quick=lambda name: name in FEW))
 @pytest.mark.parametrize("dtype", layered(DTYPES, quick=lambda dtype: dtype == torch.bfloat16))
 def test_error_of_a_whole_expert(name: str, dtype: torch.dtype) -> None:
-    parts = random_expert(256, 128)
+    parts = random_expert(256, max(128, FORMATS[name].wide))
     error = ffn_error(make(name, parts, dtype), parts)
     assert error < 1.75 * ERRORS[name] + 0.006
     assert error > ERRORS[name] or FORMATS[name].is_plain  # the bound says something

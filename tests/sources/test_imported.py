@@ -144,7 +144,7 @@ def test_a_gguf_imported_has_the_logits_of_its_dequantised_weights(arch: str, ki
 
 @pytest.mark.long(0.2)
 @pytest.mark.skipif(not widths(), reason="no kernels for this CPU")
-@pytest.mark.parametrize("kind", ("Q4_K", "Q6_K", "Q5_K", "IQ4_XS", "Q2_K"))
+@pytest.mark.parametrize("kind", ["Q4_K", "Q6_K", "Q5_K", "IQ4_XS", "Q2_K"])
 def test_integer_scales_in_the_fast_arithmetic(kind: str, tmp_path: Path) -> None:
     """Near the reference, and of the same bits however a prompt is cut and whatever is resident."""
     _, path = make_gguf("qwen3_moe", tmp_path, experts_in(kind), **WIDE)

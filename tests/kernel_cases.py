@@ -80,7 +80,7 @@ def odd_inputs(name: str, long: bool) -> int:
     """No multiple of a block: a part of one, or `long`, two and a part."""
     if not FORMATS[name].group:
         return 301 if long else 45
-    group = FORMATS[name].group
+    group = FORMATS[name].grain
     return group * (-(-570 // group) if long else 3)
 
 

@@ -49,11 +49,13 @@ class Merger:
 
 def _works(parts: Mapping[str, QuantizedTensor], convert: Callable[[Planes], torch.Tensor]) -> bool:
     """Test whether each code keeps its own group, of the format's size, by converting numbered groups."""
-    group = format_of(next(iter(parts.values())).format).group
+    format = format_of(next(iter(parts.values())).format)
     rows = {p: c.row for p, c in parts.items() if c.row is not None}
+    if format.wide and format.zero:  # numbers that follow each other stay together where all blocks of codes do
+        rows = {p: row[..., ::2] for p, row in rows.items()}
     try:
-        return _keep(parts, {p: c.scale for p, c in parts.items()}, convert, group) and (
-            not rows or _keep(parts, rows, convert, 0)
+        return _keep(parts, {p: c.scale for p, c in parts.items()}, convert, format.group) and (
+            not rows or _keep(parts, rows, convert, format.wide)
         )
     except (RuntimeError, ValueError, IndexError):  # scales have too few dimensions for the operation
         return False

@@ -73,7 +73,7 @@ def format_for(layer: Linear, format: str) -> str:
 def _codec(
     out: int, columns: int, has_bias: bool, format: str, dtype: torch.dtype, device: torch.device
 ) -> Grouped | None:
-    if columns % (format_of(format).group or 1):
+    if columns % (format_of(format).grain or 1):
         return None
     specs = {WEIGHT: PartSpec((out, columns), dtype)} | ({BIAS: PartSpec((out,), dtype)} if has_bias else {})
     codec = make_codec(format, specs=specs, dtype=dtype, device=device)

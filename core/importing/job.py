@@ -114,10 +114,12 @@ class ImportPlan:
         """How a part's numbers in the pack were derived, in words."""
         plain = not is_weight or FORMATS[self.codec.name].is_plain
         if isinstance(part, QuantizedTensor):
-            if part.format != self.codec.name:
+            oriented = part.turned() if self.site.is_transposed else part
+            held = None if plain else oriented.held_in(self.codec.name)
+            if held is None:
                 return f"{'dequantised' if plain else 'requantised'} from {part.format}"
-            zero = self.numbers.zero if part.zero is None else part.zero.dtype
-            kept = (part.scale.dtype, zero) == (self.numbers.scale, self.numbers.zero)
+            zero = self.numbers.zero if held.zero is None else held.zero.dtype
+            kept = (held.scale.dtype, zero) == (self.numbers.scale, self.numbers.zero)
             return "exact codes" if kept else f"exact codes, their scales cast to {str(self.numbers.scale)[6:]}"
         if is_weight and self.source.kind != "safetensors":
             return f"{'dequantised' if plain else 'requantised'} from {self.source.label}"
@@ -196,7 +198,7 @@ def _plan(source: Source, name: str, format: str, blocks: int, shell: Path, want
     cutter = None
     if blocks != 1:
         experts = ExpertParts(site.parts, site.is_transposed, site.has_gate, site.is_concatenated)
-        cutter = Segments(codec.blob_layout, experts, stops_of(experts, format_of(chosen).group, blocks))
+        cutter = Segments(codec.blob_layout, experts, stops_of(experts, format_of(chosen).grain, blocks))
     stated = source.tensors.tensors
     return ImportPlan(
         source,

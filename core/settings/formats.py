@@ -1,7 +1,7 @@
 """The selectable expert formats and their definitions. core.memory.codec computes with them.
 
-A code of `bits` bits stands for (code - 2 ** (bits - 1)) * scale + zero, or table[code] * scale, times the scale of its
-row where rows have one.
+A code of `bits` bits stands for (code - offset) * scale + zero, or table[code] * scale, times the scale of its row
+where rows have one. In the k-quants scales and zeros are integers times numbers of float16 that `wide` weights share.
 
 Groups of int3 and int2 were chosen by measurement, on weights from Student's t with 4 degrees of freedom and 32 bits of
 scale and zero a group: groups of 32, 64, 128 leave errors of .19, .23, .27 at 3 bits and .38, .43, .46 at 2. Counting
@@ -19,7 +19,8 @@ class Format:
     """One format. `bits` of a code (16: plain numbers of the named type, 0: of the checkpoint's type), `group` = how
     many weights along the input share a scale (0: a whole row), `zero`: groups also have a zero point, `table`: the
     name in `core.memory.codec.tables` of the 16 values of the codes ("" = evenly spaced), `scale`: the number type of
-    scales, "e8m0" or "e4m3" ("" = any float). Beside scales of e4m3 each row has one of fp32."""
+    scales, "e8m0", "e4m3" or "int8" ("" = any float). Beside scales of e4m3 each row has one of fp32; those of int8,
+    and zeros beside them, are multiplied by numbers of float16, one each for every `wide` weights."""
 
     name: str
     bits: int
@@ -29,11 +30,27 @@ class Format:
     help: str
     source: str
     scale: str = ""
+    wide: int = 0
 
     @property
     def has_row_scale(self) -> bool:
         """True when rows have a scale of their own, beside those of their groups."""
         return self.scale == "e4m3"
+
+    @property
+    def grain(self) -> int:
+        """Weights along the input that belong together: what must divide the inputs; 0 = a whole row."""
+        return max(self.group, self.wide)
+
+    @property
+    def offset(self) -> int:
+        """What is taken from a code."""
+        return 0 if self.bits == 8 or self.table or (self.wide and self.zero) else 1 << self.bits - 1
+
+    def holds(self, other: "Format") -> bool:
+        """Whether all codes, scales and zeros of another format are also its own."""
+        alike = (self.group, self.zero, self.table, self.wide) == (other.group, other.zero, other.table, other.wide)
+        return self == other or (alike and self.wide > 0 and self.bits > other.bits)
 
     @property
     def is_plain(self) -> bool:
@@ -48,6 +65,7 @@ class Format:
 
 _PAIRED = "torch's int4 kernels: a scale and a zero point per group (torchao tinygemm)"
 _SYMMETRIC = "GGML's Q4_0: one signed scale per group (llama.cpp, ggml-quants)"
+_K = "GGML's {} (llama.cpp, ggml-common.h): integers as scales, times a float16 number of 256 weights"
 _FEWER = "HQQ (Badri & Shaji 2023) for the setting; the range of each group is clipped for the least squared error"
 
 FORMATS: dict[str, Format] = {
@@ -98,12 +116,38 @@ FORMATS: dict[str, Format] = {
             "e4m3",
         ),
         Format("iq4_nl", 4, 32, False, "iq4_nl", "4 bits, 16 values denser around zero.", "GGML's IQ4_NL (llama.cpp)"),
+        *(
+            Format(
+                name,
+                bits,
+                group,
+                zero,
+                "iq4_nl" if name == "iq4_xs" else "",
+                help,
+                _K.format(name.upper()),
+                "int8",
+                256,
+            )
+            for name, bits, group, zero, help in (
+                ("q6_k", 6, 16, False, "6 bits, a scale of 8 bits for every 16 weights."),
+                ("q5_k", 5, 32, True, "5 bits, a scale and a zero point of 8 bits for every 32 weights."),
+                ("q4_k", 4, 32, True, "4 bits, a scale and a zero point of 8 bits for every 32 weights."),
+                (
+                    "iq4_xs",
+                    4,
+                    32,
+                    False,
+                    "4 bits, 16 values denser around zero, a scale of 8 bits for every 32 weights.",
+                ),
+                ("q2_k", 2, 16, True, "2 bits, a scale and a zero point of 8 bits for every 16 weights."),
+            )
+        ),
         Format("int3", 3, 64, True, "", "3 bits, a scale and a zero point for every 64 weights.", _FEWER),
         Format("int2", 2, 64, True, "", "2 bits, a scale and a zero point for every 64 weights.", _FEWER),
     )
 }
 LOADABLE = tuple(name for name, one in FORMATS.items() if one.is_loadable)
-DENSE = tuple(name for name in LOADABLE if name == "checkpoint" or FORMATS[name].bits > 3)
+DENSE = tuple(n for n in LOADABLE if n == "checkpoint" or (FORMATS[n].bits > 3 and not FORMATS[n].wide))
 
 
 def format_of(name: str) -> Format:

@@ -9,7 +9,7 @@ from core.memory.codec.measure import specs_of
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")]
 CPU, DEVICE = torch.device("cpu"), torch.device("cuda")
 HALF = Numbers(torch.bfloat16, torch.float16, torch.float16)
-INNER, HIDDEN = 256, 128
+INNER, HIDDEN = 512, 256
 
 
 def parts_of(transposed: bool) -> dict[str, torch.Tensor]:

@@ -34,7 +34,7 @@ def drawn_errors(examples: int = 2) -> dict[str, float]:
 
 
 def _draw(name: str, examples: int, found: dict[str, float]) -> None:
-    group = cases.FORMATS[name].group or 1
+    group = cases.FORMATS[name].grain or 1
 
     @settings(UNHURRIED, max_examples=examples)
     @given(

@@ -21,7 +21,7 @@ DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 def drawn(draw: st.DrawFn) -> tuple[str, torch.dtype, bool, int, int, int, int, list[int]]:
     """Format, dtype, gpt_oss's way or not, hidden, inner, experts, experts in slots, and a token's ids."""
     name = draw(st.sampled_from(list(FORMATS)))
-    unit = FORMATS[name].group or 1
+    unit = FORMATS[name].grain or 1
     hidden, inner = (unit * draw(st.integers(1, 2 if unit > 1 else 40)) for _ in range(2))
     experts = draw(st.integers(2, 4))
     k = draw(st.integers(1, experts))
@@ -76,7 +76,7 @@ def found(which: str) -> list[str]:
         check(case)
 
     for name in FORMATS if count > len(FORMATS) else ():
-        unit = FORMATS[name].group or 45
+        unit = FORMATS[name].grain or 45
         check((name, torch.float32, False, unit * 3, unit, 3, 2, [2, 0]))
         seen.add(name)
     examples()

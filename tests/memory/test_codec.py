@@ -35,6 +35,11 @@ ERRORS = {
     "mxfp4": 0.13,
     "nvfp4": 0.1,
     "iq4_nl": 0.09,
+    "iq4_xs": 0.09,
+    "q6_k": 0.023,
+    "q5_k": 0.045,
+    "q4_k": 0.09,
+    "q2_k": 0.32,
     "int3": 0.2,
     "int2": 0.4,
 }  # of normally distributed weights
@@ -57,7 +62,7 @@ def portable(codec: Codec, dtype: torch.dtype | None = None) -> Grouped:
     return Grouped(codec.format, codec.specs, dtype or codec.dtype, CPU, codec.is_transposed, codec.numbers)
 
 
-def gpt_oss_like(inner: int = 256, hidden: int = 128) -> Parts:
+def gpt_oss_like(inner: int = 256, hidden: int = 256) -> Parts:
     """Transposed, with biases: gate_up_proj [hidden, 2 * inner]."""
     rng = torch.Generator().manual_seed(3)
     return {
@@ -147,7 +152,10 @@ def test_any_shape(
     seed: int,
 ) -> None:
     rng = torch.Generator().manual_seed(seed)
-    inputs, outputs = inputs * 128, outputs * 8  # the packed products fall back where 16 does not divide
+    inputs, outputs = (
+        inputs * max(128, FORMATS[name].wide),
+        outputs * 8,
+    )  # the packed products fall back where 16 does not divide
     weight = torch.randn(outputs, inputs, generator=rng) * 0.1
     parts = {"down_proj": weight.t().contiguous() if transposed else weight}
     if bias:
@@ -199,7 +207,7 @@ def test_a_blob_depends_on_its_numbers_alone(name: str, transposed: bool) -> Non
 @pytest.mark.parametrize("name", layered(FORMATS, quick=lambda name: name in FEW))
 @pytest.mark.parametrize("dtype", layered(DTYPES, quick=lambda dtype: dtype == torch.bfloat16))
 def test_error_of_a_whole_expert(name: str, dtype: torch.dtype) -> None:
-    parts = random_expert(256, 128)
+    parts = random_expert(256, max(128, FORMATS[name].wide))
     error = ffn_error(make(name, parts, dtype), parts)
     assert error < 1.75 * ERRORS[name] + 0.006
     assert error > ERRORS[name] or FORMATS[name].is_plain  # the bound says something
@@ -211,7 +219,7 @@ def test_the_portable_product_is_that_with_the_dequantised_weights(name: str) ->
     for dtype in DTYPES:
         codec = portable(make(name, parts, transposed=True, stored=HALF), dtype)
         slot = fill(codec, parts)
-        x = torch.randn(5, 128).to(dtype)
+        x = torch.randn(5, 256).to(dtype)
         assert torch.equal(codec.linear(slot, "gate_up_proj", x), torch.mm(x, codec.dequantize(slot, "gate_up_proj")))
 
 
@@ -236,9 +244,8 @@ def test_sizes_are_what_a_format_promises() -> None:
     weights = sum(t.numel() for t in parts.values())
     for name, format in FORMATS.items():
         codec = make(name, parts, stored=HALF)
-        scales = (8 if format.scale else 32 if format.zero else 16) / (format.group or 512)
-        assert (
-            codec.blob_bytes * 8 / weights
-            < (format.bits or 16) + scales + (32 / 512 if format.has_row_scale else 0) + 0.01
-        )
+        numbers = 2 if format.zero else 1  # scale and zero
+        scales = numbers * (8 if format.scale else 16) / (format.group or 512)
+        scales += numbers * 16 / format.wide if format.wide else 32 / 512 if format.has_row_scale else 0
+        assert codec.blob_bytes * 8 / weights < (format.bits or 16) + scales + 0.01
         assert codec.slot_bytes <= 2 * weights, "a slot larger than bf16 weights"

@@ -32,6 +32,10 @@ def codes_like(name: str, weight: torch.Tensor, transposed: bool, seed: int = 0)
     if format.scale == "e8m0":
         scale = torch.randint(110, 130, groups, generator=rng).to(torch.uint8)
     zero = torch.randn(groups, generator=rng).mul(0.02).half() if format.zero else None
+    if format.wide:
+        scale = torch.randint(-128, 128, groups, generator=rng).to(torch.int8)
+        zero = torch.randint(-128, 128, groups, generator=rng).to(torch.int8) if format.zero else None
+        row = torch.randn((out, inputs // format.wide * (2 if format.zero else 1)), generator=rng).mul(1e-4).half()
     made = (codes - 128).to(torch.int8) if format.bits == 8 else codes.to(torch.uint8)
     coded = QuantizedTensor(name, made, scale, zero, row)
     return coded.turned() if transposed else coded
@@ -72,7 +76,8 @@ def test_codes_of_the_same_format_are_kept_bit_for_bit(name: str, transposed: bo
         planes = [views[f"{part}.q{i or ''}"] for i in range(len(PLANES[FORMATS[name].bits]))]
         assert torch.equal(unpack(planes, FORMATS[name].bits), turned.codes)
         assert torch.equal(views[f"{part}.scale"].view(torch.uint8), turned.scale.contiguous().view(torch.uint8))
-        assert turned.row is None or torch.equal(views[f"{part}.row"], turned.row[:, 0])
+        row = views.get(f"{part}.row", torch.empty(0))
+        assert turned.row is None or torch.equal(row, turned.row.view(row.shape))
         assert turned.zero is None or torch.equal(views[f"{part}.zero"], turned.zero)
         assert torch.equal(views[f"{part}_bias"], parts[f"{part}_bias"].half())
         got = codec.dequantize(fill_blob(codec, blob), part)
@@ -87,9 +92,9 @@ def fill_blob(codec: object, blob: torch.Tensor) -> object:
 
 
 @pytest.mark.parametrize("transposed", [False, True])
-@pytest.mark.parametrize("held", ["int4-g32", "int8", "mxfp4", "nvfp4", "int3"])
+@pytest.mark.parametrize("held", ["int4-g32", "int8", "mxfp4", "nvfp4", "int3", "q6_k"])
 def test_codes_of_another_format_are_rounded_from_their_values(transposed: bool, held: str) -> None:
-    weight = torch.zeros(128, 64) if transposed else torch.zeros(64, 128)
+    weight = torch.zeros(256, 64) if transposed else torch.zeros(64, 256)
     coded = codes_like(held, weight, transposed)
     exact = (coded.turned() if transposed else coded).dequantized()
     exact = exact.t().contiguous() if transposed else exact
@@ -104,6 +109,37 @@ def test_codes_of_another_format_are_rounded_from_their_values(transposed: bool,
         )
         if name != held:
             assert torch.equal(codec.encode({"down_proj": coded}), codec.encode({"down_proj": exact}))
+
+
+@pytest.mark.parametrize("transposed", [False, True])
+@pytest.mark.parametrize(
+    ("held", "other"), [("q4_k", "q5_k"), ("q4_k", "int4-g32"), ("iq4_xs", "iq4_nl")], ids=lambda name: name
+)
+def test_codes_that_another_format_has_are_kept(held: str, other: str, transposed: bool) -> None:
+    """Bit for bit where integers are kept too; else scales and zeros are rounded as the blob has them."""
+    weight = torch.zeros(512, 64) if transposed else torch.zeros(64, 512)
+    coded = codes_like(held, weight, transposed)
+    turned = coded.turned() if transposed else coded
+    exact = turned.dequantized()
+    for stored, most in ((HALF, 2.0**-9), (Numbers(*(torch.float32,) * 3), 2.0**-20)):
+        codec = make_codec(
+            other,
+            specs=specs_of({"w": weight}),
+            dtype=torch.float32,
+            device=CPU,
+            is_transposed=transposed,
+            stored=stored,
+        )
+        blob = codec.encode({"w": coded})
+        got = codec.dequantize(fill_blob(codec, blob), "w")  # type: ignore[arg-type]
+        off = ((got.t() if transposed else got) - exact).abs().max()
+        assert off <= most * exact.abs().max() and (off == 0 or not FORMATS[other].wide)
+        views = codec.blob_layout.views(blob)
+        planes = [views[name] for name in ("w.q", "w.q1") if name in views]
+        assert torch.equal(unpack(planes, FORMATS[other].bits), turned.codes)
+    assert turned.row is not None
+    large = turned._replace(row=torch.full_like(turned.row, 6e4))
+    assert large.held_in("iq4_nl" if held == "iq4_xs" else "int4-g32") is None, "no numbers of fp16"
 
 
 def test_leading_dimensions_are_kept() -> None:

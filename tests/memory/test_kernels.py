@@ -9,7 +9,7 @@ import torch
 from core.cache.lease import LeasedSegment
 from core.memory.codec import FORMATS, PartSpec, make_codec
 from core.memory.codec.kernels import available, blocks, make_kernels, say_unavailable, scratch_bytes, why_not
-from core.memory.codec.kernels.products import LANES, LANES_MOST, SCRATCH_BYTES, launches
+from core.memory.codec.kernels.products import INPUTS, LANES, LANES_MOST, SCRATCH_BYTES, launches
 from core.runtime.product import LATE, TOGETHER, limited
 from core.types import Outcome, Segment
 from tests.kernel_cases import codec_of, matrices
@@ -73,7 +73,7 @@ def test_launches_cover_every_slot_once_in_two_sizes(count: int) -> None:
 def test_blocks_fit_the_shape(shape: tuple[int, int]) -> None:
     """Powers of two, as Triton wants them, that read at most a third of a row for nothing."""
     _, inputs = shape
-    for bits, per in ((2, 8), (3, 8), (4, 8), (8, 4)):
+    for bits, per in INPUTS.items():
         for block in (blocks.coded(bits, inputs // per), blocks.dequantize(inputs // per)):
             assert block.outputs & (block.outputs - 1) == block.across & (block.across - 1) == 0
         words = inputs // per
@@ -83,7 +83,7 @@ def test_blocks_fit_the_shape(shape: tuple[int, int]) -> None:
         assert blocks.plain(size, inputs).across * size <= blocks.PLAIN_BYTES
 
 
-@pytest.mark.parametrize("shape", [(256, 128), (1536, 2048), (28672, 4096)])
+@pytest.mark.parametrize("shape", [(512, 256), (1536, 2048), (28672, 4096)])
 def test_scratch_is_bounded(shape: tuple[int, int]) -> None:
     """What a budget has to count: 64 MB, or one matrix where that is larger; nothing for plain weights."""
     outputs, inputs = shape

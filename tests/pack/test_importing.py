@@ -108,7 +108,7 @@ def test_every_architecture(arch: str, checkpoint: Checkpoint, tmp_path: Path) -
 )
 def test_every_format(name: str, blocks: int, checkpoint: Checkpoint, tmp_path: Path) -> None:
     source = checkpoint("granitemoe")
-    if blocks > 1 and FORMATS[name].group >= 64 or FORMATS[name].group > 64:
+    if blocks > 1 and FORMATS[name].grain >= 64 or FORMATS[name].grain > 64:
         with pytest.raises((ModelError, SettingError), match=r"cannot be cut|does not divide"):
             import_model(str(source), tmp_path / "pack", format=name, blocks=blocks)
         assert list(tmp_path.iterdir()) == []

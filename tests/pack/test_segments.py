@@ -14,7 +14,7 @@ from core.memory.codec import FORMATS, Codec, PartSpec, in_blocks, make_codec
 from core.memory.codec.segments import ExpertParts, Segments, inner_of, specs_of, stops_of
 from tests.selection import examples, layered
 
-CPU, HIDDEN, INNER = torch.device("cpu"), 128, 256
+CPU, HIDDEN, INNER = torch.device("cpu"), 256, 512
 KINDS = [
     dict(is_transposed=t, has_gate=g, is_concatenated=c, bias=b)
     for t, g, c, b in (
@@ -78,7 +78,7 @@ def test_segments_are_experts_that_add_up(name: str, kind: dict[str, Any]) -> No
     experts, rng = experts_of(**kind), torch.Generator().manual_seed(1)
     codec = codec_of(name, experts)
     blob = codec.encode({n: torch.randn(s.shape, generator=rng) * 0.2 for n, s in experts.parts.items()})
-    cutter = Segments(codec.blob_layout, experts, stops_of(experts, FORMATS[name].group, 2))
+    cutter = Segments(codec.blob_layout, experts, stops_of(experts, FORMATS[name].grain, 2))
     cut, back = cutter.cut(blob), torch.full_like(blob, 7)
     cutter.join(cut, back)
     assert torch.equal(back, blob)
@@ -94,7 +94,7 @@ def test_segments_are_experts_that_add_up(name: str, kind: dict[str, Any]) -> No
         rtol=1e-2 if name.endswith("16") else 1e-4,
         atol=1e-2 if name.endswith("16") else 1e-4,
     )
-    assert [s.start for s in cutter.segments] == [0, 128] and cutter.segments[-1].stop == INNER
+    assert [s.start for s in cutter.segments] == [0, 256] and cutter.segments[-1].stop == INNER
 
 
 @given(
@@ -106,7 +106,7 @@ def test_segments_are_experts_that_add_up(name: str, kind: dict[str, Any]) -> No
 )
 @examples(40)
 def test_cut_and_join_are_inverses(name: str, kind: dict[str, Any], blocks: int, seed: int, equal: bool) -> None:
-    experts, group = experts_of(**kind, inner=blocks * 128), FORMATS[name].group
+    experts, group = experts_of(**kind, inner=blocks * 256), FORMATS[name].grain
     layout = codec_of(name, experts).blob_layout
     blob = torch.zeros(layout.bytes, dtype=torch.uint8)
     for field in layout.fields.values():  # any bits at all: nothing may be computed on the way
@@ -115,7 +115,7 @@ def test_cut_and_join_are_inverses(name: str, kind: dict[str, Any], blocks: int,
             0, 256, (field.bytes,), dtype=torch.uint8, generator=torch.Generator().manual_seed(seed)
         )
     stops = stops_of(experts, group, blocks)
-    assert stops[-1] == blocks * 128 and {b - a for a, b in zip((0, *stops), stops, strict=False)} == {128}
+    assert stops[-1] == blocks * 256 and {b - a for a, b in zip((0, *stops), stops, strict=False)} == {256}
     cutter = Segments(layout, experts, stops if equal else (stops[0], stops[-1]))
     assert len({one.layout.bytes for one in cutter.segments}) == 1 or not equal
     back = torch.full_like(blob, 7)

@@ -66,7 +66,7 @@ def test_codes_mean_what_gguf_dequantises(kind: str) -> None:
         torch.testing.assert_close(weights, wanted, rtol=1e-6, atol=float(wanted.abs().max()) * 2**-22)
     halved = (
         coded
-        if kind in ("MXFP4", "NVFP4")
+        if format_of(coded.format).scale
         else coded._replace(scale=coded.scale.half(), zero=None if coded.zero is None else coded.zero.half())
     )
     off = (halved.dequantized() - wanted).abs()
@@ -79,8 +79,10 @@ def test_scales_that_no_format_holds_are_not_given_as_codes() -> None:
     assert decode("MXFP4", blocks) is None
     blocks = torch.from_numpy(random_blocks(T.Q4_K, 4))
     blocks[1, :2] = torch.tensor([60000.0], dtype=torch.float16).view(torch.uint8)
+    assert (held := decode("Q4_K", blocks)) is not None and held.held_in("int4-g32") is None
+    blocks[2, 2:4] = torch.tensor([float("inf")], dtype=torch.float16).view(torch.uint8)
     assert decode("Q4_K", blocks) is None
-    assert decode("Q6_K", blocks) is None
+    assert decode("Q3_K", blocks) is None
 
 
 @pytest.mark.parametrize("kind", layered([*QUANTIZED, "BF16", "F16", "F32"], quick=lambda kind: kind in READ))
@@ -190,34 +192,52 @@ def test_experts_that_a_model_keeps_transposed_and_interleaved(tmp_path: Path) -
 def test_a_mix_is_held_in_what_most_weights_have(tmp_path: Path) -> None:
     _, file = make_gguf("qwen3_moe", tmp_path, mixed, **WIDE)
     with open_gguf(file) as source:
-        assert (source.exact_format, source.label) == ("int4-g32", "GGUF Q4_K and Q6_K")
+        assert (source.exact_format, source.label) == ("q4_k", "GGUF Q4_K and Q6_K")
         assert source.notes == (
-            "gate: Q4_K: codes kept, scales rounded to float16",
-            "up: Q4_K: codes kept, scales rounded to float16",
-            "down: Q6_K (1 of 2): requantised; Q4_K (1 of 2): codes kept, scales rounded to float16",
+            "gate: Q4_K: codes and scales kept exactly",
+            "up: Q4_K: codes and scales kept exactly",
+            "down: Q6_K (1 of 2): requantised; Q4_K (1 of 2): codes and scales kept exactly",
         )
-        parts, packed, given = through_codec(source, tmp_path, "int4-g32")
-        assert isinstance(given["gate_up_proj"], QuantizedTensor) and isinstance(given["down_proj"], torch.Tensor)
-        assert torch.equal(given["down_proj"], stored(source, "blk.0.ffn_down_exps.weight")[1])
+        parts, packed, given = through_codec(source, tmp_path, "q4_k")
+        assert isinstance(given["gate_up_proj"], QuantizedTensor) and isinstance(given["down_proj"], QuantizedTensor)
+        assert torch.equal(given["down_proj"].dequantized(), stored(source, "blk.0.ffn_down_exps.weight")[1])
+        assert torch.equal(packed["gate_up_proj"], parts["gate_up_proj"])
         error = (packed["down_proj"] - parts["down_proj"]).norm() / parts["down_proj"].norm()
         assert 0 < error < 0.12
-        _, _, later = through_codec(source, tmp_path, "int4-g32", layer=1)
-        assert isinstance(later["down_proj"], QuantizedTensor)
-        kept = through_codec(source, tmp_path, "int8-g32")
-        assert (kept[1]["down_proj"] - kept[0]["down_proj"]).norm() / kept[0]["down_proj"].norm() < 0.01
+        later, kept, _ = through_codec(source, tmp_path, "q4_k", layer=1)
+        assert torch.equal(later["down_proj"], kept["down_proj"])
+        parts, packed, _ = through_codec(source, tmp_path, "int8-g32")
+        assert (packed["down_proj"] - parts["down_proj"]).norm() / parts["down_proj"].norm() < 0.01
+
+
+def test_experts_whose_inputs_are_no_blocks_of_256_keep_codes(tmp_path: Path) -> None:
+    """As of Gemma 4: down projections have 704 inputs, for which llama.cpp takes another type than for the others."""
+    narrow = WIDE | {"moe_intermediate_size": 96}
+    _, file = make_gguf("qwen3_moe", tmp_path, lambda name: "Q8_0" if "down_exps" in name else mixed(name), **narrow)
+    with open_gguf(file) as source:
+        assert (source.exact_format, source.best_format) == ("int4-g32", "int4-g32")
+        assert source.notes[0] == "gate: Q4_K: codes kept, scales rounded to float16"
+        parts, packed, given = through_codec(source, tmp_path, "int4-g32")
+        held = given["gate_up_proj"]
+        assert isinstance(held, QuantizedTensor) and held.format == "q4_k"
+        near = held.held_in("int4-g32")
+        assert near is not None
+        assert bool(((packed["gate_up_proj"] - parts["gate_up_proj"]).abs() <= bound(near)).all())
 
 
 @pytest.mark.parametrize(
     ("weights", "format"),
     [
-        ({"Q6_K": 9}, "int8-g32"),
-        ({"Q5_K": 5, "Q6_K": 1}, "int8-g32"),
-        ({"Q4_K": 5, "Q6_K": 1}, "int4-g32"),
+        ({"Q6_K": 9}, "q6_k"),
+        ({"Q5_K": 5, "Q6_K": 1}, "q5_k"),
+        ({"Q4_K": 5, "Q6_K": 1}, "q4_k"),
+        ({"Q4_K": 3, "Q5_K": 3}, "q5_k"),
         ({"Q4_K": 3, "Q5_0": 3}, "int8-g32"),
-        ({"Q3_K": 2, "Q4_K": 1}, "int4-g32"),
+        ({"Q3_K": 2, "Q4_K": 1}, "q4_k"),
         ({"Q3_K": 2, "Q5_K": 1}, "iq4_nl"),
         ({"Q2_K": 2, "Q3_K": 1}, "iq4_nl"),
-        ({"IQ4_XS": 7, "Q5_K": 1}, "iq4_nl"),
+        ({"Q2_K": 20, "Q4_K": 1}, "q2_k"),
+        ({"IQ4_XS": 7, "Q5_K": 1}, "iq4_xs"),
         ({"Q4_0": 1}, "int4-g32-sym"),
         ({"BF16": 4, "F32": 1}, "checkpoint"),
         ({"MXFP4": 1}, "mxfp4"),
@@ -225,6 +245,19 @@ def test_a_mix_is_held_in_what_most_weights_have(tmp_path: Path) -> None:
 )
 def test_the_format_chosen_for_a_mix(weights: dict[str, int], format: str) -> None:
     assert best_format(weights) == format
+
+
+@pytest.mark.parametrize(
+    ("weights", "format"),
+    [
+        ({"Q4_K": 2, "Q5_0": 1}, "int4-g32"),
+        ({"Q6_K": 2, "Q8_0": 1}, "int8-g32"),
+        ({"IQ4_XS": 2, "IQ4_NL": 1}, "iq4_nl"),
+        ({"Q2_K": 2, "Q4_0": 1}, "int4-g32-sym"),
+    ],
+)
+def test_the_format_chosen_where_some_inputs_are_no_blocks_of_256(weights: dict[str, int], format: str) -> None:
+    assert best_format(weights, 704) == best_format(weights, 1408) == format
 
 
 @pytest.mark.parametrize("choice", [mixed, experts_in("BF16"), experts_in("F16"), experts_in("F32")])

@@ -16,10 +16,13 @@ from core.importing.sources import open_source
 from core.memory.pack import Manifest
 from core.settings.config import Settings
 from core.settings.loading import LoadSpec
+from core.system.native.compile import supported
 from tests.architectures.trial import transformers_own
 from tests.checkpoints import ARCHITECTURES, EXTRA, make_checkpoint
+from tests.equality.fast import distance, logits
 from tests.equality.passes import PROMPT, run
 from tests.gguf_writer.write import experts_in, make_gguf
+from tests.loaded import unloading
 from tests.selection import layered
 from tests.sources.case import Case
 from tests.sources.cases import CASES
@@ -35,8 +38,9 @@ GGUF = {  # type -> our format, whether every weight is the same bit for bit, an
     "MXFP4": ("mxfp4", True, 0.0),
     "NVFP4": ("nvfp4", True, 0.0),
     "IQ4_NL": ("iq4_nl", True, 0.0),
-    "Q4_K": ("int4-g32", False, 2e-3),  # scales and zeros rounded to fp16: weights within 2^-11 of (8 scale + zero)
-    "Q6_K": ("int8-g32", False, 6e-2),
+    **{kind: (kind.lower(), True, 0.0) for kind in ("Q2_K", "Q4_K", "Q5_K", "Q6_K", "IQ4_XS")},
+    "Q4_1": ("int4-g32", False, 2e-3),  # scales and zeros rounded to fp16: weights within 2^-11 of (8 scale + zero)
+    "Q5_1": ("int8-g32", False, 6e-2),
 }  # rounded anew: weights within half a step, 1/254 of a group's largest
 MORE_GGUF = (  # whose weights the converter changes in ways of their own
     "qwen3_5_moe_text",
@@ -136,6 +140,25 @@ def test_a_gguf_imported_has_the_logits_of_its_dequantised_weights(arch: str, ki
     got, wanted = ours(pack), theirs(path, tmp_path / "reference")
     exact, most = exact and arch not in ROUNDED, most or 1e-5
     assert torch.equal(got, wanted) if exact else difference(got, wanted) < most
+
+
+@pytest.mark.long(0.2)
+@pytest.mark.skipif(not supported(), reason="no kernels for this CPU")
+@pytest.mark.parametrize("kind", ["Q4_K", "Q6_K", "Q5_K", "IQ4_XS", "Q2_K"])
+def test_integer_scales_in_the_fast_arithmetic(kind: str, tmp_path: Path) -> None:
+    """Near the reference, and of the same bits however a prompt is cut and whatever is resident."""
+    _, path = make_gguf("qwen3_moe", tmp_path, experts_in(kind), **WIDE)
+    pack = save_tokenizer(import_model(str(path), tmp_path / "pack"))
+    assert Manifest.load(pack).format == kind.lower()
+    assert distance(pack) < 0.05  # states are rounded to 8 bits
+    found = []
+    for budget, cuts in (("100%", [len(PROMPT)]), ("75%", [10, 1, 8, 5]), ("50%", [1] * len(PROMPT))):
+        assert sum(cuts) == len(PROMPT)
+        settings = Settings({"budget": budget, "predictor": "none"})
+        with unloading(Engine.load(LoadSpec.checked(str(pack), settings, arithmetic="fast", context=64))) as engine:
+            assert engine.wiring.answering.hooked.program is not None
+            found.append(logits(engine, PROMPT, cuts))
+    assert torch.equal(found[0], found[1]) and torch.equal(found[0], found[2])
 
 
 @pytest.mark.long(0.2)

@@ -69,7 +69,7 @@ def in_blocks(
     whole = _made(chosen, experts.parts, dtype, device, experts.is_transposed, stored)
     if blocks == 1:
         return whole
-    stops = stops_of(experts, chosen.group, blocks)
+    stops = stops_of(experts, chosen.grain, blocks)
     block = _made(chosen, specs_of(experts, stops[0]), dtype, device, experts.is_transposed, stored)
     block.be_block(whole, Segments(whole.blob_layout, experts, stops))
     return block

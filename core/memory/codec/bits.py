@@ -1,13 +1,13 @@
-"""Codes of 2, 3 and 4 bits packed into bytes, lowest bits first, along the input dimension.
+"""Codes of 2 to 6 bits packed into bytes, lowest bits first, along the input dimension.
 
-3 bits are two planes: the low two bits as 2-bit codes, the high bit eight to a byte.
+3, 5 and 6 bits are two planes: the low two or four bits as codes of so many, and the one or two above them likewise.
 """
 
 from collections.abc import Sequence
 
 import torch
 
-PLANES = {2: (2,), 3: (2, 1), 4: (4,), 8: (8,)}  # bits of a code in each packed tensor
+PLANES = {2: (2,), 3: (2, 1), 4: (4,), 5: (4, 1), 6: (4, 2), 8: (8,)}  # bits of a code in each packed tensor
 
 
 def pack(codes: torch.Tensor, bits: int) -> list[torch.Tensor]:

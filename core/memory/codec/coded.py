@@ -14,15 +14,17 @@ from core.memory.codec.tables import table
 class QuantizedTensor(NamedTuple):
     """One matrix in the checkpoint's own quantization, unpacked and oriented [out, in] (or as the model stores it).
 
-    weight = (code - 2 ** (bits - 1)) * scale + zero, or table[code] * scale, or table[code] * (scale * row); `format`
-    names a format of `core.memory.codec` with the same bits, group and table. Leading dimensions are allowed and kept.
+    weight = (code - offset) * scale + zero, or table[code] * scale, or table[code] * (scale * row); `format` names a
+    format of `core.memory.codec` with the same bits, group and table. Leading dimensions are allowed and kept.
     """
 
     format: str
     codes: torch.Tensor  # [..., out, in] uint8; int8 for the int8 formats, which are symmetric: code * scale
-    scale: torch.Tensor  # [..., out, in / group] fp16, bf16 or fp32; uint8: exponents, 2 ** (e - 127)
-    zero: torch.Tensor | None  # [..., out, in / group] fp16, bf16 or fp32; None = symmetric or table
-    row: torch.Tensor | None = None  # [..., out, 1] fp32, where rows have a scale of their own
+    scale: torch.Tensor  # [..., out, in / group] fp16, bf16 or fp32; uint8: exponents, 2 ** (e - 127); int8
+    zero: torch.Tensor | None  # [..., out, in / group] fp16, bf16, fp32 or int8; None = symmetric or table
+    row: torch.Tensor | None = None
+    """[..., out, 1] fp32, where rows have a scale of their own. [..., out, in / wide] fp16 where scales are int8: what
+    they are multiplied by, or, where there are zeros, [..., out, 2 in / wide]: each followed by what these are."""
 
     def to(self, device: torch.device) -> QuantizedTensor:
         """The same on another device."""
@@ -40,6 +42,23 @@ class QuantizedTensor(NamedTuple):
     def turned(self) -> QuantizedTensor:
         """Transposed: from [in, out] with scales [in / group, out] to [out, in] with [out, in / group], or back."""
         return self.each(lambda t: t if t.dim() < self.codes.dim() else t.transpose(-1, -2))
+
+    def held_in(self, name: str) -> QuantizedTensor | None:
+        """These codes, oriented [..., out, in], in another format: one with more bits that is otherwise alike, or one
+        whose scales and zeros are plain numbers; None where it has no such codes, or numbers too large for fp16."""
+        own, other = format_of(self.format), format_of(name)
+        if own == other:
+            return self
+        if other.holds(own):
+            return self._replace(format=name, codes=self.codes + (other.offset - own.offset))
+        alike = (own.bits, own.group, own.table, own.zero) == (other.bits, other.group, other.table, other.zero)
+        if self.row is None or not (own.wide and alike) or other.scale:
+            return None
+        scale, zero = expanded(own, self.scale.float(), self.zero, self.row)
+        zero = None if zero is None else zero + (other.offset - own.offset) * scale
+        if not all(bool(one.half().isfinite().all()) for one in (scale, zero) if one is not None):
+            return None
+        return QuantizedTensor(name, self.codes, scale, zero)
 
     def dequantized(self) -> torch.Tensor:
         """The weights of codes that are oriented [..., out, in], in fp32."""
@@ -60,11 +79,23 @@ def dequantize(
         entries = table(format.table, codes.device).index_select(0, codes.flatten().int())
     else:
         entries = codes.to(torch.float32, memory_format=torch.contiguous_format)
-        if codes.dtype == torch.uint8:
-            entries -= 1 << format.bits - 1
-    step = scales(scale) if row is None else scales(scale) * row
+        entries -= format.offset
+    step = scales(scale)
+    if format.wide:
+        assert row is not None
+        step, zero = expanded(format, step, zero, row)
+    elif row is not None:
+        step = step * row
     step = step[..., None] if format.group else step.view(*codes.shape[:-1], 1, 1)
     grouped = entries.view(*codes.shape[:-1], -1, format.group or codes.shape[-1])
     if zero is None:
         return grouped.mul_(step).view(codes.shape)
     return torch.addcmul(zero.float()[..., None], grouped, step).view(codes.shape)
+
+
+def expanded(
+    format: Format, scale: torch.Tensor, zero: torch.Tensor | None, row: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """Integers [..., out, in / group] as scales and zeros of a `wide` format, in fp32: exact."""
+    each = row.float().unflatten(-1, (-1, 1 if zero is None else 2)).repeat_interleave(format.wide // format.group, -2)
+    return scale * each[..., 0], None if zero is None else zero * each[..., 1]

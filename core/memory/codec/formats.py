@@ -9,8 +9,8 @@ from core.settings.formats import FORMATS, Format, format_of
 __all__ = ["FORMATS", "Format", "Numbers", "format_of", "numbers_of"]
 
 
-SCALES = {"e8m0": torch.uint8, "e4m3": torch.float8_e4m3fn}
-"""Number types of scales that a format prescribes; uint8: exponents, 2 ** (e - 127)."""
+SCALES = {"e8m0": torch.uint8, "e4m3": torch.float8_e4m3fn, "int8": torch.int8}
+"""Number types of scales that a format prescribes; uint8: exponents, 2 ** (e - 127). Zeros beside int8 are int8."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,4 +27,5 @@ def numbers_of(format: Format, dtype: torch.dtype, stored: Numbers | None) -> Nu
     numbers = stored or Numbers(dtype, dtype, dtype)
     if format.bits == 16:
         return Numbers(getattr(torch, format.name), numbers.scale, numbers.zero)
-    return Numbers(numbers.weight, SCALES.get(format.scale, numbers.scale), numbers.zero)
+    scale = SCALES.get(format.scale, numbers.scale)
+    return Numbers(numbers.weight, scale, scale if format.wide else numbers.zero)

@@ -30,11 +30,11 @@ class Grouped(Base):
         return fields, fields | {n: (self.dtype, self.specs[n].shape) for n in self.biases}
 
     def _fields(self, part: str) -> Entries:
-        (out, columns), group = self.out_in(part), self.format.group
-        if group and columns % group:
-            fitting = [f.name for f in FORMATS.values() if not f.is_plain and columns % (f.group or 1) == 0]
+        (out, columns), group, grain = self.out_in(part), self.format.group, self.format.grain
+        if grain and columns % grain:
+            fitting = [f.name for f in FORMATS.values() if not f.is_plain and columns % (f.grain or 1) == 0]
             raise ModelError(
-                f"{self.name} in groups of {group} does not divide this model's {columns} inputs. Choose "
+                f"{self.name} in groups of {grain} does not divide this model's {columns} inputs. Choose "
                 f"another expert format: {', '.join([*fitting, 'checkpoint'])}."
             )
         planes = PLANES[self.format.bits]
@@ -46,16 +46,19 @@ class Grouped(Base):
             fields[f"{part}.zero"] = (self.numbers.zero, groups)
         if self.format.has_row_scale:
             fields[f"{part}.row"] = (torch.float32, (out,))
+        if wide := self.format.wide:
+            fields[f"{part}.row"] = (torch.float16, (out, columns // wide * (2 if self.format.zero else 1)))
         return fields
 
     def encode_whole(self, parts: Mapping[str, torch.Tensor | QuantizedTensor]) -> torch.Tensor:
         blob, views = self.begin_blob(parts)
         for name in self.weights:
             given = parts[name]
-            if isinstance(given, QuantizedTensor) and given.format == self.name:
-                given = given.turned() if self.is_transposed else given
-                self._write(views, name, slice(None), QuantizedMatrix(*given[1:]))
-                continue
+            if isinstance(given, QuantizedTensor):
+                held = (given.turned() if self.is_transposed else given).held_in(self.name)
+                if held is not None:
+                    self._write(views, name, slice(None), QuantizedMatrix(*held[1:]))
+                    continue
             out, columns = self.out_in(name)
             step = max(1, (CHUNK if self.device.type == "cpu" else CUDA_CHUNK) // columns)
             for start in range(0, out, step):
@@ -71,7 +74,8 @@ class Grouped(Base):
         if rounded.zero is not None:
             views[f"{part}.zero"][at].copy_(rounded.zero)
         if rounded.row is not None:
-            views[f"{part}.row"][at].copy_(rounded.row[:, 0])
+            row = views[f"{part}.row"][at]
+            row.copy_(rounded.row.reshape(row.shape))
 
     def views(self, slot: torch.Tensor) -> SlotParts:
         tensors = self.slot_layout.views(slot)
@@ -130,6 +134,6 @@ class Grouped(Base):
     def _weight(self, tensors: tuple[torch.Tensor, ...]) -> torch.Tensor:
         planes = len(PLANES[self.format.bits])
         zero = tensors[planes + 1] if self.format.zero else None
-        row = tensors[-1][:, None] if self.format.has_row_scale else None
+        row = tensors[-1].view(len(tensors[-1]), -1) if self.format.has_row_scale or self.format.wide else None
         codes = unpack(tensors[:planes], self.format.bits)
         return dequantize(self.format, codes, tensors[planes], zero, row).to(self.dtype)

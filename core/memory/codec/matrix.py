@@ -25,12 +25,13 @@ class Matrix(NamedTuple):
     group: int  # inputs that share a scale; 0 = a whole row
     table: str  # name of the code values' table; "" = evenly spaced
     codes: Part  # or plain numbers
-    high: Part | None  # third bits
+    high: Part | None  # bits above those of `codes`
     scale: Part | None
     zero: Part | None
     bias: Part | None  # in the compute dtype
-    row: Part | None = None  # scales of rows, beside those of groups
+    row: Part | None = None  # scales of rows, beside those of groups; or the numbers that `wide` inputs share
     blocks: int = 1  # of an expert, each in a slot of its own, that it is in
+    wide: int = 0  # inputs whose integer scales are multiplied by one number, and zeros by the next one
 
     @property
     def own(self) -> int:
@@ -43,9 +44,14 @@ class Matrix(NamedTuple):
         return self._replace(inputs=self.own, blocks=1)
 
     @property
+    def offset(self) -> int:
+        """What is taken from a code."""
+        return 0 if self.bits == 8 or self.table or (self.wide and self.zero is not None) else 1 << self.bits - 1
+
+    @property
     def row_scale(self) -> Part | None:
         """What whole rows are multiplied by."""
-        return self.row if self.group else self.scale
+        return None if self.wide else self.row if self.group else self.scale
 
 
 def matrix(codec: Base, part: str) -> Matrix:
@@ -71,4 +77,5 @@ def matrix(codec: Base, part: str) -> Matrix:
         find(f"{part}.zero"),
         find(f"{part}_bias"),
         find(f"{part}.row"),
+        wide=form.wide,
     )

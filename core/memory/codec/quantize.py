@@ -18,9 +18,9 @@ CHUNK = 1 << 18  # weights rounded at a time on a CPU: fits in its cache
 
 # Candidates. Normal weights' squared errors are within 5 % of the best that 18 x 18 pairs of ends or 120 extremes find;
 # ends that are clipped alike leave 4 to 10 % more.
-ENDS = {4: (1.0, 0.93), 3: (0.95, 0.8), 2: (0.85, 0.6)}
+ENDS = {5: (1.0, 0.97), 4: (1.0, 0.93), 3: (0.95, 0.8), 2: (0.85, 0.6)}
 """Shares of the distance from a group's mean to its lowest and to its highest weight; each pair of them is tried."""
-REFITS = {4: 1, 3: 1, 2: 2}
+REFITS = {5: 1, 4: 1, 3: 1, 2: 2}
 EXTREMES = {
     "": (-8.2, -7.2, -7.7, -8.7, -9.2),
     "nf4": (1.0, -1.0, 1.1),
@@ -28,18 +28,20 @@ EXTREMES = {
     "mxfp4": (6.0, 4.0, 6.6, 4.4, 5.2),
 }
 """Values, in scales, given to a group's weight of largest magnitude; the scale takes that weight's sign, but for one of
-8 bits. One refit."""
+8 bits. Evenly spaced ones are those of 4 bits. One refit."""
 LARGEST_SCALE, LEAST_SCALE = 448.0, 2.0**-9  # of e4m3
+MOST = 127  # of integers as scales and zeros
+ROOM = 1.2  # the largest scale that is tried, in those that the plain rule gives
 
 
 class QuantizedMatrix(NamedTuple):
     """Quantised matrix as blobs store it: codes [out, in] uint8 (8 bits: int8), scale and zero [out, groups] (row
-    formats: scale [out]), and scales of rows."""
+    formats: scale [out]), and scales of rows, or what integers of `wide` weights are multiplied by."""
 
     codes: torch.Tensor
     scale: torch.Tensor
     zero: torch.Tensor | None
-    row: torch.Tensor | None  # [out, 1] fp32
+    row: torch.Tensor | None  # [out, 1] fp32, or [out, wides (x 2)] fp16
 
 
 class Fit(NamedTuple):
@@ -67,8 +69,8 @@ def quantize(weight: torch.Tensor, format: Format, numbers: Numbers) -> Quantize
     return QuantizedMatrix(
         search.codes().view_as(weight),
         stored[..., 0] if format.group else stored.view(-1),
-        None if zero is None else zero[..., 0].to(numbers.zero),
-        None if search.row is None else search.row[..., 0],
+        None if zero is None else search.coded_zero(zero)[..., 0],
+        search.wide if search.wide is not None else None if search.row is None else search.row[..., 0],
     )
 
 
@@ -82,7 +84,7 @@ class Search:
 
     def __init__(self, grouped: torch.Tensor, format: Format, numbers: Numbers) -> None:
         self.grouped, self.format, self.numbers = grouped, format, numbers
-        self.half = 1 << format.bits - 1
+        self.offset, self.levels = format.offset, 1 << format.bits
         self.error = self.scale = torch.empty(0)
         self.zero: torch.Tensor | None = None
         self._ratios = torch.empty_like(grouped)  # of each try in turn
@@ -90,13 +92,34 @@ class Search:
         if format.has_row_scale:
             most = max(TABLES[format.table]) * LARGEST_SCALE
             self.row = (grouped.abs().amax((1, 2), keepdim=True) / most).clamp_(min=SMALLEST)
+        self.wide: torch.Tensor | None = None  # [out, wides (x 2)] fp16
+        self.units: tuple[torch.Tensor | None, torch.Tensor | None] = (
+            self.row,
+            None,
+        )  # what integer scales and zeros are multiplied by
+        if format.wide:
+            self.wide, self.units = self._wide()
+
+    def _wide(self) -> tuple[torch.Tensor, tuple[torch.Tensor, torch.Tensor | None]]:
+        """What integers are multiplied by, the largest of `wide` weights being MOST: as stored, and for each group."""
+        low, high = self.grouped.aminmax(dim=-1)
+        if self.format.zero:
+            largest = [(high - low) / (self.levels - 1), low.abs()]
+        else:
+            end = max(map(abs, TABLES[self.format.table])) if self.format.table else self.offset
+            largest = [torch.maximum(-low, high) * (ROOM / end)]
+        groups = self.format.wide // self.format.group
+        wide = torch.stack([one.unflatten(-1, (-1, groups)).amax(-1) for one in largest], -1)
+        stored = (wide / MOST * (1 + 2.0**-10)).clamp_(2.0**-24, torch.finfo(torch.float16).max).half()
+        scale, *zero = stored.float().repeat_interleave(groups, 1).split(1, -1)
+        return stored.flatten(1), (scale, zero[0] if zero else None)
 
     def attempt(self, scale: torch.Tensor, zero: torch.Tensor | None = None) -> None:
         """Round with these scales and zeros as they are stored, and keep them for the groups whose error improves."""
         if self.format.scale != "e8m0":
             scale = self._stored(scale)
         if zero is not None:
-            zero = zero.to(self.numbers.zero).float()
+            zero = self._stored_zero(zero)
         missed = self._levels(self.grouped, scale, zero).mul_(scale).sub_(self.grouped)
         if zero is not None:
             missed += zero
@@ -117,14 +140,14 @@ class Search:
             found = cells.cells(self.grouped / self.scale)
             return cells.codes.index_select(0, found.view(-1)).view_as(found)
         levels = self._levels(self.grouped, self.scale, self.zero)
-        return levels.to(torch.int8) if self.format.bits == 8 else levels.add_(self.half).to(torch.uint8)
+        return levels.to(torch.int8) if self.format.bits == 8 else levels.add_(self.offset).to(torch.uint8)
 
     def try_ranges(self) -> None:
         """Try evenly spaced levels between the ends of each group, and between clipped ends."""
         low, high = self.grouped.aminmax(dim=-1, keepdim=True)
-        steps = 2 * self.half - 1
+        steps = self.levels - 1
         scale = self._stored((high - low) / steps)
-        self.attempt(scale, low + self.half * scale)
+        self.attempt(scale, low + self.offset * scale)
         mean = self.grouped.mean(-1, keepdim=True)
         below, above, shares = low - mean, high - mean, ENDS[self.format.bits]
 
@@ -132,7 +155,7 @@ class Search:
             for lower in shares:
                 for upper in shares:
                     step = ((above * upper - below * lower) / steps).clamp_(min=SMALLEST)
-                    yield step, below * lower + self.half * step
+                    yield step, below * lower + self.offset * step
 
         best = self._best_fit(self.grouped - mean, clipped(), REFITS[self.format.bits])
         assert best.zero is not None
@@ -144,8 +167,9 @@ class Search:
         extreme = torch.where(-low > high, low, high)
         if self.row is not None:
             extreme = extreme.abs()
-        self.attempt(extreme / (max(TABLES[self.format.table], key=abs) if self.format.table else -self.half))
-        tried = ((self._bounded(extreme / value), None) for value in EXTREMES[self.format.table])
+        self.attempt(extreme / (max(TABLES[self.format.table], key=abs) if self.format.table else -self.offset))
+        wider = 1 if self.format.table else self.offset / 8
+        tried = ((self._bounded(extreme / (value * wider)), None) for value in EXTREMES[self.format.table])
         self.attempt(self._best_fit(self.grouped, tried, 1).scale)
 
     def try_powers(self) -> None:
@@ -189,23 +213,37 @@ class Search:
         if self.format.table:
             cells = grid(self.format.table, ratios.device)
             return cells.values.index_select(0, cells.cells(ratios).view(-1)).view_as(ratios)
-        low = -127 if self.format.bits == 8 else -self.half
-        return ratios.round_().clamp_(low, self.half - 1)
+        low = -127 if self.format.bits == 8 else -self.offset
+        return ratios.round_().clamp_(low, 127 if self.format.bits == 8 else self.levels - 1 - self.offset)
 
     def _bounded(self, scale: torch.Tensor) -> torch.Tensor:
         return torch.where(scale.abs() < SMALLEST, SMALLEST, scale)
 
     def _stored(self, scale: torch.Tensor) -> torch.Tensor:
         """A scale as the blob stores it."""
-        if self.row is not None:
-            return self.coded_scale(scale).float() * self.row
+        if self.units[0] is not None:
+            return self.coded_scale(scale).float() * self.units[0]
         return self.coded_scale(self._bounded(scale)).float()
+
+    def _stored_zero(self, zero: torch.Tensor) -> torch.Tensor:
+        """A zero as the blob stores it."""
+        coded = self.coded_zero(zero).float()
+        return coded if self.units[1] is None else coded * self.units[1]
 
     def coded_scale(self, scale: torch.Tensor) -> torch.Tensor:
         """A scale in the blob's number type."""
         if self.row is not None:
             scale = (scale / self.row).clamp_(LEAST_SCALE, LARGEST_SCALE)
+        elif self.units[0] is not None:
+            scale = (scale / self.units[0]).round_().clamp_(-MOST, MOST)
+            scale = torch.where(scale == 0, 1.0, scale)
         return scale.to(self.numbers.scale)
+
+    def coded_zero(self, zero: torch.Tensor) -> torch.Tensor:
+        """A zero in the blob's number type."""
+        if self.units[1] is not None:
+            zero = (zero / self.units[1]).round_().clamp_(-MOST, MOST)
+        return zero.to(self.numbers.zero)
 
 
 def _better(one: Fit, other: Fit) -> Fit:

@@ -99,7 +99,7 @@ class Manifest:
         """Cuts whole blobs into equal blocks; None for one. Raises SettingError where they cannot be."""
         if blocks == 1:
             return None
-        return Segments(self.layout, self.expert_parts, stops_of(self.expert_parts, FORMATS[self.format].group, blocks))
+        return Segments(self.layout, self.expert_parts, stops_of(self.expert_parts, FORMATS[self.format].grain, blocks))
 
     def codec(self, dtype: torch.dtype, device: torch.device, blocks: int = 1) -> Codec:
         """The codec of the blobs, or of so many equal blocks of them, computing in `dtype` on `device`. Raises

@@ -9,12 +9,14 @@ KINDS = {
     torch.float16: "half",
     torch.bfloat16: "i16",
     torch.uint8: "i8",
+    torch.int8: "i8",
     torch.float8_e4m3fn: "i8",
 }
 
 
 def load(code: Code, pointer: str, first: str | int, count: int, dtype: torch.dtype) -> str:
-    """`count` numbers from index `first` on as <count x float>; a uint8 is an exponent: 2 ** (e - 127), 255 = NaN."""
+    """`count` numbers from index `first` on as <count x float>; a uint8 is an exponent: 2 ** (e - 127), 255 = NaN;
+    an int8 is an integer."""
     kind, size = KINDS[dtype], dtype.itemsize
     return floats(code, code.load(f"<{count} x {kind}>", code.at(pointer, first, size), size), count, dtype)
 
@@ -28,6 +30,9 @@ def floats(code: Code, raw: str, count: int, dtype: torch.dtype) -> str:
         return code.let(f"fpext <{count} x half> {raw} to <{count} x float>")
     if dtype == torch.float8_e4m3fn:
         return _four_and_three(code, raw, count)
+    if dtype == torch.int8:
+        whole = code.let(f"sext <{count} x i8> {raw} to {ints}")
+        return code.let(f"sitofp {ints} {whole} to <{count} x float>")
     wide = code.let(f"zext <{count} x {kind}> {raw} to {ints}")
     shifted = code.let(f"shl {ints} {wide}, {splat('i32', count, 16 if kind == 'i16' else 23)}")
     if kind == "i8":  # subnormal, and NaN

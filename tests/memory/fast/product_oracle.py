@@ -2,7 +2,7 @@
 
 import torch
 
-from core.memory.codec.bits import unpack
+from core.memory.codec.bits import PLANES, unpack
 from core.memory.codec.coded import scales
 from core.memory.codec.fast.layout import LANES, LEVELS, UNITS, block_of
 from core.memory.codec.matrix import Matrix, Part
@@ -28,17 +28,13 @@ def weights(matrix: Matrix, slot: torch.Tensor) -> torch.Tensor:
     if matrix.table:
         entries = torch.tensor(TABLES[matrix.table])[codes.long()]
     else:
-        entries = codes.float() - (0 if matrix.bits == 8 else 1 << matrix.bits - 1)
+        entries = codes.float() - matrix.offset
     group = matrix.group or matrix.inputs
-    shape = matrix.outputs, matrix.inputs // group
-    assert matrix.scale is not None
-    scale = scales(_part(slot, matrix.scale, *shape))
-    if matrix.row is not None:
+    scale, zero = _numbers(matrix, slot)
+    if matrix.row is not None and not matrix.wide:
         scale = scale * _part(slot, matrix.row, matrix.outputs, 1)
     scale = scale.repeat_interleave(group, 1)
-    if matrix.zero is None:
-        return entries * scale
-    return fma(entries, scale, _part(slot, matrix.zero, *shape).float().repeat_interleave(group, 1))
+    return entries * scale if zero is None else fma(entries, scale, zero.repeat_interleave(group, 1))
 
 
 def fma(a: torch.Tensor, b: torch.Tensor, c: torch.Tensor) -> torch.Tensor:
@@ -76,6 +72,21 @@ def _part(slot: torch.Tensor, part: Part, *shape: int) -> torch.Tensor:
     return slot[part.at : part.at + count].view(part.dtype).view(shape)
 
 
+def _numbers(matrix: Matrix, slot: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """Scales, and zeros where there are some, of groups: [out, groups] in fp32."""
+    shape = matrix.outputs, matrix.inputs // (matrix.group or matrix.inputs)
+    assert matrix.scale is not None
+    scale = scales(_part(slot, matrix.scale, *shape))
+    zero = None if matrix.zero is None else _part(slot, matrix.zero, *shape).float()
+    if not matrix.wide:
+        return scale, zero
+    assert matrix.row is not None
+    each = 1 if zero is None else 2
+    row = _part(slot, matrix.row, matrix.outputs, matrix.inputs // matrix.wide, each).float()
+    row = row.repeat_interleave(matrix.wide // matrix.group, 1)
+    return scale * row[..., 0], None if zero is None else zero * row[..., 1]
+
+
 def _integers(matrix: Matrix, slot: torch.Tensor) -> tuple[torch.Tensor, float]:
     """Codes as integers [out, in] in fp64, and the number that one of them stands for."""
     codes = _codes(matrix, slot)
@@ -83,17 +94,13 @@ def _integers(matrix: Matrix, slot: torch.Tensor) -> tuple[torch.Tensor, float]:
         unit = UNITS[matrix.table]
         entries = torch.tensor([round(value * unit) for value in TABLES[matrix.table]], dtype=torch.float64)
         return entries[codes.long()], 1 / unit
-    return codes.double() - (0 if matrix.bits == 8 else 1 << matrix.bits - 1), 1.0
+    return codes.double() - matrix.offset, 1.0
 
 
 def _codes(matrix: Matrix, slot: torch.Tensor) -> torch.Tensor:
     """[out, in]."""
-    planes = [_part(slot, matrix.codes, matrix.outputs, matrix.inputs * min(matrix.bits, 8) // 8)]
-    if matrix.high is not None:
-        planes = [
-            _part(slot, matrix.codes, matrix.outputs, matrix.inputs // 4),
-            _part(slot, matrix.high, matrix.outputs, matrix.inputs // 8),
-        ]
+    parts = zip((matrix.codes, matrix.high), PLANES[matrix.bits], strict=False)
+    planes = [_part(slot, part, matrix.outputs, matrix.inputs * bits // 8) for part, bits in parts if part is not None]
     return unpack(planes, matrix.bits)
 
 
@@ -102,17 +109,13 @@ def _coded(matrix: Matrix, slot: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
     integers, factor = _integers(matrix, slot)
     q, s = rounded(x, size)  # [n, blocks, size], [n, blocks]
     sums = torch.einsum("nbi,obi->nob", q, integers.view(matrix.outputs, -1, size)).float()
-    assert matrix.scale is not None
-    if matrix.group:
-        shape = matrix.outputs, matrix.inputs // matrix.group
-        spread = matrix.group // size
-        by = scales(_part(slot, matrix.scale, *shape)).repeat_interleave(spread, 1) * s[:, None]
-    else:
-        by = s[:, None].expand_as(sums)
+    scale, zero = _numbers(matrix, slot)
+    spread = matrix.group // size
+    by = scale.repeat_interleave(spread, 1) * s[:, None] if matrix.group else s[:, None].expand_as(sums)
     total = _in_order(sums, by)
-    if matrix.zero is not None:
-        zero = _part(slot, matrix.zero, *shape).float().repeat_interleave(spread, 1)
-        total = total + _in_order(zero.expand(len(x), -1, -1), (q.sum(-1).float() * s)[:, None])
+    if zero is not None:
+        each = zero.repeat_interleave(spread, 1).expand(len(x), -1, -1)
+        total = total + _in_order(each, (q.sum(-1).float() * s)[:, None])
     y = tree(total) * factor if factor != 1.0 else tree(total)
     return y * scales(_part(slot, matrix.row_scale, matrix.outputs)) if matrix.row_scale else y
 

@@ -12,6 +12,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from core.memory.codec import FORMATS as DEFINED
 from core.memory.codec import ExpertParts, Numbers, PartSpec, in_blocks, make_codec
 from core.memory.codec.base import Base
 from core.memory.codec.fast import choice
@@ -25,8 +26,8 @@ from tests.memory.fast import product_oracle
 from tests.selection import examples, layered
 
 PLAIN = ("bfloat16", "float16", "float32")
-FORMATS = layered([*CODED, *PLAIN], quick=(*FEW, "nvfp4", "bfloat16", "float32").__contains__)
-GROUPS = {"int8": 32, "int4-g128": 128, "int4-g128-sym": 128}  # of inputs, where not 64
+FORMATS = layered([*CODED, *PLAIN], quick=(*FEW, "nvfp4", "q4_k", "q6_k", "bfloat16", "float32").__contains__)
+GROUPS = {"int8": 32} | {n: f.grain for n, f in DEFINED.items() if f.grain > 64}  # of inputs, where not 64
 WHOLE = 2e-2  # relative distance from the product of the dequantised weights: x keeps 8 bits of each block
 needs_kernels = pytest.mark.skipif(not supported(), reason="no kernels for this CPU")
 
@@ -105,7 +106,7 @@ def test_a_transposed_matrix_has_the_bits_of_the_other(stored: torch.dtype, outp
 @needs_kernels
 @examples(20, fewer=8)
 @given(
-    format=st.sampled_from(["int4-g64", "mxfp4", "int8", "int3", "bfloat16"]),
+    format=st.sampled_from(["int4-g64", "mxfp4", "int8", "int3", "q4_k", "bfloat16"]),
     counts=st.lists(st.integers(1, 7), min_size=1, max_size=5),
     threads=st.integers(1, 3),
     order=st.randoms(use_true_random=False),
@@ -135,7 +136,7 @@ def cut(
     format: str, inner: int, parts: int, *, turned: bool = False
 ) -> tuple[Matrix, torch.Tensor, Matrix, torch.Tensor]:
     """The second matrix of an expert and its slot, and the same cut into so many, with a slot (uint8 [bytes]) each."""
-    shapes = {"gate_up_proj": (2 * inner, 64), "down_proj": (24, inner)}
+    shapes = {"gate_up_proj": (2 * inner, max(64, DEFINED[format].grain)), "down_proj": (24, inner)}
     specs = {name: PartSpec(shape[::-1] if turned else shape, torch.bfloat16) for name, shape in shapes.items()}
     experts = ExpertParts(specs, turned, has_gate=True, is_concatenated=True)
     made = {"dtype": torch.bfloat16, "device": torch.device("cpu"), "stored": None}
@@ -160,10 +161,12 @@ def cut(
             ("int3", 768, 3, False),
             ("int8", 384, 3, False),  # a scale for each row
             ("nvfp4", 192, 3, False),
+            ("q4_k", 1536, 3, False),  # two numbers of 256 inputs in each slot
+            ("q6_k", 768, 3, False),
             ("bfloat16", 96, 2, False),
             ("bfloat16", 96, 3, True),
         ],
-        lambda case: case[0] in ("mxfp4", "bfloat16") or case[1] == 1024,
+        lambda case: case[0] in ("mxfp4", "bfloat16", "q4_k") or case[1] == 1024,
     ),
 )
 @pytest.mark.parametrize("count", [1, 9])

@@ -12,6 +12,7 @@ from core.hf.tensors import TensorShape
 from core.importing.sources.gguf.blocks import decode
 from core.importing.sources.gguf.files import OpenFiles
 from core.memory.codec.coded import QuantizedTensor
+from core.memory.codec.formats import format_of
 from core.system.gguf import TensorInfo, gguf_package
 
 PLAIN = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
@@ -134,8 +135,8 @@ class GgufTensors:
         coded = decode(entry.type, self._raw(entry, *_span(entry, piece, index)))
         if coded is None or piece.name not in self._factors:
             return coded
-        if coded.row is None:
-            return None
+        if coded.row is None or format_of(coded.format).wide:
+            return None  # no place for a factor, or none of fp32
         return coded._replace(row=coded.row * self._factor(piece.name, index))
 
     def _factor(self, name: str, index: int | None) -> torch.Tensor:

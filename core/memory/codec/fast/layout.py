@@ -7,6 +7,7 @@ second ones.
 
 from typing import NamedTuple
 
+from core.memory.codec.bits import PLANES
 from core.memory.codec.matrix import Matrix
 from core.memory.codec.tables import TABLES
 
@@ -52,9 +53,12 @@ def meaning(matrix: Matrix) -> Meaning:
         return Meaning((Plane(4, 1, at),), entries, 0, 0, factor)
     if matrix.bits == 8:
         return Meaning((Plane(8, 1, at),), (), 0, 0, 1.0)
-    if matrix.high is not None:
-        return Meaning((Plane(2, 1, at), Plane(1, 4, matrix.high.at)), (), 4, 3, 1.0)
-    return Meaning((Plane(matrix.bits, 1, at),), (), 1 << matrix.bits - 1, (1 << matrix.bits) - 1, 1.0)
+    low, *above = PLANES[matrix.bits]
+    planes = [Plane(low, 1, at)]
+    if above:
+        assert matrix.high is not None
+        planes.append(Plane(above[0], 1 << low, matrix.high.at))
+    return Meaning(tuple(planes), (), matrix.offset, (1 << matrix.bits) - 1, 1.0)
 
 
 def block_of(matrix: Matrix) -> int:

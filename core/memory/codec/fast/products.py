@@ -87,7 +87,8 @@ class CanonicalProducts:
         """What products that take the same time have in common."""
         one = self.matrix
         zero = " with zeros" if one.zero is not None else ""
-        return f"fast, {one.bits} bits {one.table} {one.group}{zero}, {one.outputs} x {one.inputs}"
+        wide = f" of {one.wide}" if one.wide else ""
+        return f"fast, {one.bits} bits {one.table} {one.group}{wide}{zero}, {one.outputs} x {one.inputs}"
 
     @property
     def tiled(self) -> int:

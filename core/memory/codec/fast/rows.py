@@ -229,10 +229,24 @@ def group_numbers(
         begin = code.add(code.add(code.times(row, own), code.times(at, LANES // spread) if at else 0), first)
         found.append((numbers.load(code, code.at(slot, part.at), begin, count, part.dtype), count))
     values = code.joined("float", found, groups)
+    if matrix.wide:
+        assert groups == LANES and step.slot  # a step has the blocks of one slot, and of `wide` inputs
+        return code.let(f"fmul {FLOATS} {values}, {_shared(code, matrix, blocks, part, row, step)}")
     if groups == LANES:
         return values
     places = [i // spread if i < step.blocks else groups for i in range(LANES)]
     return code.pick(f"<{groups} x float>", values, places, ZERO)
+
+
+def _shared(code: Code, matrix: Matrix, blocks: Blocks, part: Part, row: str, step: Step) -> str:
+    """What all scales or zeros of a step are multiplied by, in every lane."""
+    assert matrix.row is not None
+    each = 1 if matrix.zero is None else 2
+    number = code.let(f"udiv i64 {step.own}, {matrix.wide // (LANES * blocks.size)}")
+    at = code.add(code.times(row, matrix.own // matrix.wide * each), code.times(number, each))
+    at = code.add(at, int(part == matrix.zero))
+    one = numbers.load(code, code.at(step.slot, matrix.row.at), at, 1, matrix.row.dtype)
+    return code.broadcast("float", code.first(one), LANES)
 
 
 WHOLE = [*range(LANES)], [*range(LANES, 2 * LANES)]

@@ -1,8 +1,8 @@
 """Weights of a row in fp32, as LLVM instructions, for kernels whose sums do not run along the rows of a matrix.
 
 A weight is a plain number, or entry * scale, or fma(entry, scale, zero), rounded to fp32, where an entry is the table's
-number of a code, or code - 2 ** (bits - 1). A scale of a whole row, and one of a group, are used alike; where there are
-both, the scale is their product.
+number of a code, or code - offset. A scale of a whole row, and one of a group, are used alike; where there are both,
+the scale is their product. Where `wide` inputs share numbers, scales and zeros are integers times these.
 """
 
 from core.memory.codec.bits import PLANES
@@ -34,7 +34,7 @@ def unpacked(
             for some in (min(LANES, count - at),)
         ]
     assert count == SOME and matrix.scale is not None
-    by_row = _number(code, slot, row, matrix.row) if matrix.row else ""
+    by_row = _number(code, slot, row, matrix.row) if matrix.row and not matrix.wide else ""
     found, scale, zero = [], "", ""
     for at in range(0, SOME, LANES):
         if at % (matrix.group or SOME) == 0:
@@ -57,7 +57,15 @@ def _shared(code: Code, matrix: Matrix, slot: str, row: str, first: str, part: P
     if matrix.group:
         group = code.let(f"udiv i64 {first}, {matrix.group}")
         at = code.add(code.times(row, matrix.inputs // matrix.group), group)
-    return _number(code, slot, at, part)
+    number = _number(code, slot, at, part)
+    if not matrix.wide:
+        return number
+    assert matrix.row is not None
+    each = 1 if matrix.zero is None else 2
+    shared = code.times(code.let(f"udiv i64 {first}, {matrix.wide}"), each)
+    at = code.add(code.times(row, matrix.inputs // matrix.wide * each), shared)
+    by = _number(code, slot, code.add(at, int(part == matrix.zero)), matrix.row)
+    return code.let(f"fmul {FLOATS} {number}, {by}")
 
 
 def _number(code: Code, slot: str, at: str, part: Part) -> str:
@@ -86,7 +94,7 @@ def _entries(code: Code, matrix: Matrix, slot: str, row: str, first: str) -> str
             found = code.let(f"or {INTS} {codes}, {higher}")
         codes, below = found, below + bits
     if not matrix.table:
-        middle = splat("i32", LANES, 1 << matrix.bits - 1)
+        middle = splat("i32", LANES, matrix.offset)
         return code.let(f"sitofp {INTS} {code.let(f'sub {INTS} {codes}, {middle}')} to {FLOATS}")
     halves = [
         code.call(FLOATS, "llvm.x86.avx2.permps", (FLOATS, vector("float", [fp32(one) for one in some])), (INTS, codes))

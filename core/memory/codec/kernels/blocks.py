@@ -8,8 +8,8 @@ weights, about three instructions per 4-bit weight.
 
 from typing import NamedTuple
 
-TILES = {2: 512, 3: 512, 4: 512, 8: 1024}  # words of codes a program reads at a time, by bits
-WIDTHS = {2: (64, 32), 3: (64, 32), 4: (64, 32), 8: (128, 64)}  # words of a row, the best first: a whole cache line
+TILES = {2: 512, 3: 512, 4: 512, 5: 512, 6: 512, 8: 1024}  # words of codes a program reads at a time, by bits
+WIDTHS = {bits: (128, 64) if bits == 8 else (64, 32) for bits in TILES}  # words of a row, the best first: a cache line
 PLAIN_ROWS = 8
 PLAIN_BYTES = 512  # bytes of a row read at a time
 COLUMNS = (32, 128)  # outputs and inputs

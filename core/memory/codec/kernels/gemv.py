@@ -36,18 +36,26 @@ def _inside(base: tl.tensor, field_at: tl.tensor, TYPE: tl.constexpr) -> tl.tens
 inside = triton.jit(_inside)
 
 
+def _four_and_three(value: tl.tensor) -> tl.tensor:
+    """int8 with the bits of e4m3 as fp32."""
+    low = value.to(tl.int32) & 0x7F
+    bits = low << 7 | (low == 0x7F).to(tl.int32) * 0x7C00 | (value.to(tl.int32) & 0x80) << 8
+    return bits.to(tl.uint16).to(tl.float16, bitcast=True).to(tl.float32) * 256.0
+
+
+four_and_three = triton.jit(_four_and_three)
+
+
 def _number(base: tl.tensor, field_at: tl.tensor, at: tl.tensor, known: tl.tensor, TYPE: tl.constexpr) -> tl.tensor:
-    """Scales, zeros or biases as fp32; a uint8 is an exponent, 2 ** (e - 127), where 255 is NaN; an int8 has the bits
-    of e4m3, which few GPUs convert themselves: as fp16, whose exponents begin 8 lower."""
+    """Scales, zeros or biases as fp32; a uint8 is an exponent, 2 ** (e - 127), where 255 is NaN; e4m3, which few GPUs
+    convert themselves, is read as fp16, whose exponents begin 8 lower."""
+    if tl.float8e4nv == TYPE:
+        return four_and_three(tl.load(inside(base, field_at, tl.int8) + at, mask=known, other=0))
     value = tl.load(inside(base, field_at, TYPE) + at, mask=known, other=0)
     if value.dtype == tl.uint8:
         bits = value.to(tl.int32)
         odd = ((bits == 0) | (bits == 255)).to(tl.int32)  # subnormal, and NaN
         return (bits << 23 | odd << 22).to(tl.float32, bitcast=True)
-    if value.dtype == tl.int8:
-        low = value.to(tl.int32) & 0x7F
-        bits = low << 7 | (low == 0x7F).to(tl.int32) * 0x7C00 | (value.to(tl.int32) & 0x80) << 8
-        return bits.to(tl.uint16).to(tl.float16, bitcast=True).to(tl.float32) * 256.0
     return value.to(tl.float32)
 
 
@@ -64,6 +72,7 @@ def _coded_rows(
     q1_at: tl.tensor,
     scale_at: tl.tensor,
     zero_at: tl.tensor,
+    row_at: tl.tensor,
     bias_at: tl.tensor,
     stride: tl.tensor,
     LANES: tl.constexpr,
@@ -75,15 +84,19 @@ def _coded_rows(
     SCALE: tl.constexpr,
     ZERO: tl.constexpr,
     ROW: tl.constexpr,
+    WIDE: tl.constexpr,
+    OFFSET: tl.constexpr,
+    STEP: tl.constexpr,
     BIAS: tl.constexpr,
     WORD: tl.constexpr,
+    ABOVE: tl.constexpr,
     V: tl.constexpr,
     BN: tl.constexpr,
     BU: tl.constexpr,
 ) -> None:
     """out[p, n] = sum over k of x[p * stride + k] * W_p[n, k] (+ bias_p[n]); W_p [N, K] coded, one WORD per V inputs.
 
-    `zero_at` is of zeros, or of the scales of rows (ROW).
+    `row_at` is of the scales of rows (ROW), or of what integer scales and zeros of WIDE inputs are multiplied by.
 
     Codes are masked in place instead of shifted; x is scaled by the power of two that compensates.
     """
@@ -91,9 +104,8 @@ def _coded_rows(
     pair, n = tl.program_id(1), tl.program_id(0) * BN + tl.arange(0, BN)
     row, u = tl.minimum(n, N - 1)[:, None], tl.arange(0, BU)
     state = x + pair.to(tl.int64) * stride
-    STEP: tl.constexpr = 2 if BITS == 3 else BITS
     MASK: tl.constexpr = (1 << STEP) - 1
-    HALF: tl.constexpr = 0 if TABLE else 1 << (BITS - 1)
+    HIGH: tl.constexpr = BITS - STEP  # bits that are stored apart
     sums = tl.zeros((BN, BU), tl.float32)
     for start in range(0, K // V, BU):
         unit = start + u
@@ -101,8 +113,8 @@ def _coded_rows(
         word = tl.load(inside(base, q_at, WORD) + at, mask=known, other=0).to(tl.uint32)
         if BITS == 8:
             word = word ^ 0x80808080
-        if BITS == 3:
-            high = tl.load(inside(base, q1_at, tl.uint8) + at, mask=known, other=0).to(tl.uint32)
+        if HIGH:
+            high = tl.load(inside(base, q1_at, ABOVE) + at, mask=known, other=0).to(tl.uint32)
         part, total = tl.zeros((BN, BU), tl.float32), tl.zeros((BU,), tl.float32)
         for v in tl.static_range(V):
             xs = tl.load(state + unit * V + v, mask=unit < K // V, other=0).to(tl.float32)
@@ -111,21 +123,29 @@ def _coded_rows(
                 part += tl.load(table + ((word >> (STEP * v)) & MASK)) * xs[None, :]
             else:
                 part += (word & (MASK << (STEP * v))).to(tl.float32) * (xs * (1.0 / (1 << (STEP * v))))[None, :]
-            if BITS == 3:
-                part += (high & (1 << v)).to(tl.float32) * (xs * (4.0 / (1 << v)))[None, :]
-        if HALF:
-            part -= (HALF * total)[None, :]
+            if HIGH:
+                bit = (high & (((1 << HIGH) - 1) << (HIGH * v))).to(tl.float32)
+                part += bit * (xs * ((1 << STEP) / (1 << (HIGH * v))))[None, :]
+        if OFFSET:
+            part -= (OFFSET * total)[None, :]
         if G:
             group = row * (K // G) + (unit * V // G)[None, :]
             part *= number(base, scale_at, group, known, SCALE)
+            if WIDE:
+                EACH: tl.constexpr = 1 if ZERO is None else 2
+                shared = (row * (K // WIDE) + (unit * V // WIDE)[None, :]) * EACH
+                part *= number(base, row_at, shared, known, tl.float16)
             if ZERO is not None:
-                part += number(base, zero_at, group, known, ZERO) * total[None, :]
+                zero = number(base, zero_at, group, known, ZERO)
+                if WIDE:
+                    zero *= number(base, row_at, shared + 1, known, tl.float16)
+                part += zero * total[None, :]
         sums += part
     y = tl.sum(sums, 1)
     if not G:
         y *= number(base, scale_at, n, n < N, SCALE)
     if ROW:
-        y *= number(base, zero_at, n, n < N, tl.float32)
+        y *= number(base, row_at, n, n < N, tl.float32)
     if BIAS:
         y += number(base, bias_at, n, n < N, x.dtype.element_ty)
     tl.store(out + pair.to(tl.int64) * N + n, y.to(out.dtype.element_ty), mask=n < N)

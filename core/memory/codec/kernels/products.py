@@ -7,6 +7,7 @@ from typing import Any, NamedTuple, Protocol
 import torch
 
 from core.memory.codec.base import Base, Codec
+from core.memory.codec.bits import PLANES
 from core.memory.codec.grouped import Grouped
 from core.memory.codec.kernels import blocks
 from core.memory.codec.matrix import Matrix, Part, matrix
@@ -16,7 +17,7 @@ from core.memory.codec.tables import table
 LANES, LANES_MOST = 8, 16  # slots per launch: the top-k of most models, and for more
 BY_IDS = 0  # in their place: as many as there are ids on the device
 SCRATCH_BYTES = 64 << 20  # dequantised weights at a time, or one matrix where that is larger
-INPUTS = {2: 8, 3: 8, 4: 8, 8: 4}  # per word of codes, by bits; 8 bits: 1 where rows are not whole words
+INPUTS = {2: 8, 3: 8, 4: 8, 5: 8, 6: 8, 8: 4}  # per word of codes, by bits; 8 bits: 1 where rows are not whole words
 
 
 def per_word(one: Matrix) -> int:
@@ -26,10 +27,10 @@ def per_word(one: Matrix) -> int:
     return INPUTS[one.bits] if one.inputs % INPUTS[one.bits] == 0 else 1
 
 
-def fields(one: Matrix) -> tuple[int, int, int, int]:
-    """Byte offsets in a slot of codes, third bits, scales, and zeros or the scales of rows; 0 where absent."""
-    high, scale, zero = (0 if part is None else part.at for part in (one.high, one.scale, one.zero or one.row))
-    return one.codes.at, high, scale, zero
+def fields(one: Matrix) -> tuple[int, ...]:
+    """Byte offsets in a slot of codes, bits above them, scales, zeros, and the scales of rows or of `wide` inputs; 0
+    where absent."""
+    return tuple(0 if part is None else part.at for part in (one.codes, one.high, one.scale, one.zero, one.row))
 
 
 def portable(codec: Codec) -> Codec:
@@ -105,7 +106,8 @@ class SlotKernels:
             torch.float16: tl.float16,
             torch.bfloat16: tl.bfloat16,
             torch.uint8: tl.uint8,
-            torch.float8_e4m3fn: tl.int8,  # its bits
+            torch.int8: tl.int8,
+            torch.float8_e4m3fn: tl.float8e4nv,
         }
         self._word = {1: tl.uint8, 2: tl.uint16, 4: tl.uint32}
 
@@ -208,8 +210,12 @@ class SlotKernels:
             "TABLE": self._table is not None,
             "SCALE": self._type(one.scale),
             "ZERO": self._type(one.zero),
-            "ROW": one.row is not None,
-            "WORD": self._word[(2 if one.bits == 3 else one.bits) * per_word(one) // 8],
+            "ROW": one.row is not None and not one.wide,
+            "WIDE": one.wide,
+            "OFFSET": 128 if one.bits == 8 else one.offset,  # bytes are read with their sign turned
+            "STEP": PLANES[one.bits][0],
+            "WORD": self._word[PLANES[one.bits][0] * per_word(one) // 8],
+            "ABOVE": self._word[max(1, sum(PLANES[one.bits][1:]) * per_word(one) // 8)],
             "V": per_word(one),
             "BN": block.outputs,
             "BU": block.across,

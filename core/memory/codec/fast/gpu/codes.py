@@ -38,10 +38,14 @@ def _whole(
     codes = tl.load(aligned(slot, F.codes_at, tl.int32) + place, mask=each, other=other)
     if F.has_table:
         which, upper = codes & 0x77777777, ((codes >> 1) & 0x44444444) | 0x32103210
-    if F.bits == 3:
-        top = tl.load(aligned(slot, F.high_at, tl.uint16) + place, mask=each, other=other).to(tl.int32)
-        top = (top | top << 8) & 0x00FF00FF
-        top = (top | top << 4) & 0x0F0F0F0F  # the third bits of inputs 4 i + k are bits k of byte i
+    if F.high:  # each byte gets the bits of its codes: those of the lowest shift are the lowest
+        top = tl.load(aligned(slot, F.high_at, F.above) + place, mask=each, other=other).to(tl.int32)
+        if F.high * F.shifts == 4:
+            top = (top | top << 8) & 0x00FF00FF
+            top = (top | top << 4) & 0x0F0F0F0F
+        else:
+            top = (top | top << 12) & 0x000F000F
+            top = (top | top << 6) & 0x03030303
     given = aligned(x, 0, tl.int32) + tl.zeros((1, 1, row.shape[1], 1, 1), tl.int32)
     total = tl.zeros((1, 1, 1, 1, 1), tl.int32)
     for k in tl.static_range(SHIFTS):
@@ -51,8 +55,8 @@ def _whole(
             some = codes
         else:
             some = (codes >> F.plane * k) & (((1 << F.plane) - 1) * 0x01010101)
-            if F.bits == 3:
-                some |= ((top >> k) & 0x01010101) << 2
+            if F.high:
+                some |= ((top >> F.high * k) & (((1 << F.high) - 1) * 0x01010101)) << F.plane
         total = dot4(some, tl.load(given + (k * F.row_words + at), mask=each, other=other), total)
     return tl.sum(total, 4)
 
@@ -82,10 +86,18 @@ def _step(
     if F.group:
         group = (row * (F.inputs // F.group))[:, None, :, None] + (block // (F.group // F.size))[None, None, None, :]
         begin = lanes(slot)
-        by = number(begin + F.scale_at + group * (F.scale.primitive_bitwidth // 8), known, F.scale) * by
+        scale = number(begin + F.scale_at + group * (F.scale.primitive_bitwidth // 8), known, F.scale)
+        if F.wide:
+            EACH: tl.constexpr = 1 if F.zero is None else 2
+            wide = (row * (F.inputs // F.wide))[:, None, :, None] + (block * F.size // F.wide)[None, None, None, :]
+            shared = begin + F.row_at + wide * (2 * EACH)
+            scale *= number(shared, known, F.row)
+        by = scale * by
     sums = tl.fma(total.to(tl.float32), by, sums)
     if F.zero is not None:
         zero = number(begin + F.zero_at + group * (F.zero.primitive_bitwidth // 8), known, F.zero)
+        if F.wide:
+            zero *= number(shared + 2, known, F.row)
         scaled = tl.load(facts + 2 * F.blocks, mask=known, other=other).to(tl.float32, bitcast=True)
         zeros = tl.fma(zero, scaled, zeros)
     return sums, zeros

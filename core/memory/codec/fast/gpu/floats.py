@@ -3,6 +3,8 @@
 import triton
 import triton.language as tl
 
+from core.memory.codec.kernels.gemv import four_and_three
+
 
 def _lanes(one: tl.tensor) -> tl.tensor:
     """What there is of each lane, as [1, lanes, 1, 1]; one for all stays as it is."""
@@ -14,6 +16,8 @@ lanes = triton.jit(_lanes)
 
 def _known_number(at: tl.tensor, known: tl.tensor, TYPE: tl.constexpr) -> tl.tensor:
     """The numbers at addresses as fp32; a uint8 is an exponent, 2 ** (e - 127), 255 = NaN. 0 where not `known`."""
+    if tl.float8e4nv == TYPE:
+        return four_and_three(tl.load(at.to(tl.pointer_type(tl.int8)), mask=known, other=None if known is None else 0))
     value = tl.load(at.to(tl.pointer_type(TYPE)), mask=known, other=None if known is None else 0)
     if tl.uint8 == TYPE:
         bits = value.to(tl.int32)

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 import triton.language as tl
 
+from core.memory.codec.bits import PLANES
 from core.memory.codec.fast.layout import block_of, meaning
 from core.memory.codec.matrix import Matrix, Part
 
@@ -15,11 +16,12 @@ NUMBERS: dict[torch.dtype, Any] = {
     torch.float16: tl.float16,
     torch.bfloat16: tl.bfloat16,
     torch.uint8: tl.uint8,
+    torch.int8: tl.int8,
+    torch.float8_e4m3fn: tl.float8e4nv,
 }
 WIDE = 4  # words of a thread's loads: 16 bytes
 THREADS = 32  # of a warp
 LANES = 8  # accumulators
-DEEP = {2: 2, 3: 2}  # rows of the matrix that a thread has at once, by bits; of others 4
 
 
 @dataclass(frozen=True)
@@ -43,17 +45,30 @@ class Form:
     factor: float
     scale: Any  # number types; None = absent
     zero: Any
+    row: Any
     bias: Any
+    wide: int  # inputs whose scales and zeros are multiplied by the same numbers of `row`; 0: that is of whole rows
     codes_at: int  # bytes from the start of a slot
     high_at: int
     scale_at: int
     zero_at: int
+    row_at: int
     bias_at: int
 
     @property
     def plane(self) -> int:
         """Bits of a code in a word."""
-        return 2 if self.bits == 3 else self.bits
+        return PLANES[self.bits][0]
+
+    @property
+    def high(self) -> int:
+        """Bits of a code that are stored apart."""
+        return self.bits - self.plane
+
+    @property
+    def above(self) -> Any:
+        """The number that has those of a word's codes."""
+        return tl.uint8 if self.high * self.per_word == 8 else tl.uint16
 
     @property
     def per_word(self) -> int:
@@ -98,17 +113,17 @@ class Form:
     @property
     def across(self) -> int:
         """Rows of the matrix that the threads of a warp share, next to each other."""
-        return THREADS * WIDE // (LANES * self.words) if self.bits else THREADS // LANES
+        return THREADS * WIDE // (LANES * max(self.words, 2)) if self.bits else THREADS // LANES
 
     @property
     def together(self) -> int:
         """Rows of x that a program multiplies at once, where there are several."""
-        return 2 if self.bits in (2, 3) else 4  # that of 4 shifts a word takes many registers
+        return 2 if self.bits and (self.plane == 2 or self.row is not None) else 4  # others take many registers
 
     @property
     def deep(self) -> int:
         """Rows of the matrix that a thread has at once."""
-        return DEEP.get(self.bits, 4)
+        return 2 if self.bits and (self.plane == 2 or self.words == 2) else 4
 
     @property
     def of_x(self) -> tuple[object, ...]:
@@ -162,10 +177,13 @@ def form(matrix: Matrix) -> Form:
         meant.factor if meant is not None else 1.0,
         number(matrix.scale),
         number(matrix.zero),
+        number(matrix.row),
         number(matrix.bias),
+        matrix.wide,
         matrix.codes.at,
         at(high),
         at(matrix.scale),
         at(matrix.zero),
+        at(matrix.row),
         at(matrix.bias),
     )

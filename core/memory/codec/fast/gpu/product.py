@@ -19,6 +19,8 @@ def _rows(
         y = coded_rows(slot, x, row, LANES, F)
         if F.group == 0:
             y *= number(begin + F.scale_at + (row * (F.scale.primitive_bitwidth // 8))[:, None, :], None, F.scale)
+        if F.row is not None and F.wide == 0:
+            y *= number(begin + F.row_at + (row * (F.row.primitive_bitwidth // 8))[:, None, :], None, F.row)
     else:
         y = plain_rows(slot, x, row, X, LANES, F)
     if F.bias is not None:

@@ -73,16 +73,10 @@ def told(store: Store, spec: LoadSpec, slots: int = 8) -> Fit:
     return own(store).measured(spec, replace(fake_estimate(spec), slots=slots))
 
 
-@pytest.fixture
-def store(tmp_path: Path) -> Store:
-    return Store(tmp_path)
-
-
 def test_answers_with_the_very_settings_are_the_estimate_also_after_a_restart(store: Store, tmp_path: Path) -> None:
     used(store, 32)
     store.close()
-    again = open_store(tmp_path)
-    fit = told(again, asked())
+    fit = told(open_store(tmp_path), asked())
     assert fit.tok_s_low < 50.0 < fit.tok_s_high < 1.15 * 50
     assert fit.hit_low == fit.hit_high == pytest.approx(0.5)
     assert fit.basis.startswith("measured: the last 32 tokens of 1 of your answers")
@@ -102,7 +96,6 @@ def test_answers_with_other_settings_are_not(store: Store, change: dict[str, obj
     used(store, 32)
     spec = asked(**change)
     assert told(store, spec) == replace(fake_estimate(spec), slots=8)
-    store.close()
 
 
 def test_neither_are_answers_of_another_size_form_or_number(store: Store) -> None:
@@ -116,7 +109,6 @@ def test_neither_are_answers_of_another_size_form_or_number(store: Store) -> Non
     used(store, 32)
     assert "measured" in told(store, asked()).basis
     assert "measured" not in told(store, asked(), slots=9).basis
-    store.close()
 
 
 def test_a_setting_turned_in_between_parts_the_answers(store: Store) -> None:
@@ -124,7 +116,6 @@ def test_a_setting_turned_in_between_parts_the_answers(store: Store) -> None:
     decode(store, load, 40, ms=40.0, first=30, changes={"eviction": "lfu"})
     assert told(store, asked()).tok_s_high == pytest.approx(50 / 0.9)
     assert told(store, asked(eviction="lfu")).tok_s_high == pytest.approx(25 / 0.9)
-    store.close()
 
 
 def test_other_settings_are_replayed_with_the_times_of_these_answers(store: Store) -> None:
@@ -136,7 +127,6 @@ def test_other_settings_are_replayed_with_the_times_of_these_answers(store: Stor
     paced = own(store).seen(asked(link="emulated", link_gbps=0.001, link_latency_us=0.0))
     assert paced.link == Link(0.001, 0.0, True)
     assert paced.clock is not None and paced.clock.load_ms == pytest.approx(0.1), "100 bytes over that link"
-    store.close()
 
 
 def test_the_link_is_the_loaded_models_or_else_its_last_loads(store: Store) -> None:
@@ -149,7 +139,6 @@ def test_the_link_is_the_loaded_models_or_else_its_last_loads(store: Store) -> N
     fields = {"link": "emulated", "link_gbps": 0.25, "link_latency_us": 10.0, "settings": {"link": "auto"}}
     store.steps.relink(load, fields)
     assert own(store).seen(asked(link="auto")).link == Link(0.25, 10.0, True)
-    store.close()
 
 
 def test_a_link_changed_while_answers_are_written_is_the_one_that_is_recorded(host: Host, tmp_path: Path) -> None:
@@ -180,7 +169,6 @@ def test_the_chosen_policy_is_the_one_that_is_replayed(store: Store) -> None:
         rates[policy] = found.hit
     assert rates["lfu"] == rates["lru"] == pytest.approx(0.5) and rates["none"] < 0.5
     assert replayed(trace, 4, 1, Settings(SETTINGS), 100, seen) is None, "too few for a token"
-    store.close()
 
 
 def test_what_is_damaged_is_left_out_and_keeps_nobody_from_loading(store: Store) -> None:
@@ -189,4 +177,3 @@ def test_what_is_damaged_is_left_out_and_keeps_nobody_from_loading(store: Store)
         db.execute("UPDATE steps SET ids = x'00', outcome = 7, transfers = x'0102' WHERE load = ?", (load,))
     assert own(store).seen(asked()).trace is None
     assert "measured" not in told(store, asked()).basis
-    store.close()

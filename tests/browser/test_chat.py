@@ -88,7 +88,7 @@ def test_rename_open_and_delete(dashboard: Dashboard) -> None:
     dashboard.wait_text("#chat-alert", "no longer exists")
 
 
-@pytest.mark.long(0.2)  # tests/app/test_runs.py has the tables
+@pytest.mark.long(0.2)  # tests/app/test_answer_exports.py has the tables
 def test_answers_stand_side_by_side_with_what_differs(dashboard: Dashboard, tmp_path: Path) -> None:
     page = dashboard.page
     for policy in ("LFU", "LRU"):

@@ -28,7 +28,7 @@ def only(dashboard: Dashboard, *titles: str) -> None:
     page.keyboard.press("Escape")
 
 
-@pytest.mark.long(0.3)  # tests/app/test_evaluator.py and test_quality.py guard what it shows
+@pytest.mark.long(0.3)  # tests/app/test_measurements.py and test_quality.py guard what it shows
 def test_modes_beside_each_other_and_a_cancel(dashboard: Dashboard, open_page: Open) -> None:
     quality(dashboard)
     page = dashboard.page

@@ -8,7 +8,7 @@ import pytest
 
 from core.policy.eviction import GONE, Eviction, victim
 from core.policy.hints import UNLIKELY, Hints
-from tests.policy.test_eviction import EXPERTS, LAYERS, SIZE, make, replay
+from tests.policy.test_eviction import EXPERTS, LAYERS, SIZE, make
 
 
 def fed(policy: Eviction, uses: Sequence[int]) -> Eviction:
@@ -39,22 +39,6 @@ def test_lcp_counts_the_tokens_of_a_prompt() -> None:
     policy.used(1, 3, 101)
     policy.used(2, 4, 102)
     assert order(policy) == [1, 2, 0]
-
-
-def test_class_lru_by_hand() -> None:
-    # Expert 0 is used 5 times by token 4, and 1 and 4 once each after it, at tokens 5 and 6. 5 uses within 4 tokens are
-    # worth 4.95: class 2. At token 20 in layer 0 the ages in layers are 48, 45 and 41; for their classes 12, 45, 41.
-    policy = fed(make("class_lru"), [0, 0, 0, 0, 0, 1, 4])
-    assert policy.scores(slice(0, 5), 20, 0)[[0, 1, 4]].tolist() == [-12.0, -45.0, -41.0]
-    assert order(policy, now=20) == [1, 4, 0]
-    # Idle for 10 more tokens than 4 times as long as 1, it leaves first.
-    policy.used(1, 60, 60)
-    assert order(policy, now=70) == [4, 0, 1]
-    # Uses outlive an eviction: used once more, it has not begun anew.
-    policy.left(0)
-    policy.admitted(0, 70, 70)
-    policy.used(0, 70, 70)
-    assert policy.scores(slice(0, 1), 72, 0).tolist() == [-6.0 / 4], "2^-(66 / 128) x 4.95 + 1 = 4.4: class 2 again"
 
 
 def test_least_stale_by_hand() -> None:
@@ -116,9 +100,7 @@ def test_static_by_hand() -> None:
     assert order(policy) == [2, 3, 1, 0]
 
 
-def test_random_is_even_and_repeats() -> None:
-    trace = [i * 7 % SIZE for i in range(100)]
-    assert replay(make("random"), trace, 4) == replay(make("random"), trace, 4)
+def test_random_is_even() -> None:
     policy = fed(make("random"), range(SIZE))
     gone = Counter(victim(policy, slice(0, SIZE), now, now % LAYERS) for now in range(6000))
     assert len(gone) == SIZE

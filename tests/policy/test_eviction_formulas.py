@@ -41,6 +41,22 @@ def test_lcp_counts_the_tokens_of_a_prompt() -> None:
     assert order(policy) == [1, 2, 0]
 
 
+def test_class_lru_by_hand() -> None:
+    # Expert 0 is used 5 times by token 4, and 1 and 4 once each after it, at tokens 5 and 6. 5 uses within 4 tokens are
+    # worth 4.95: class 2. At token 20 in layer 0 the ages in layers are 48, 45 and 41; for their classes 12, 45, 41.
+    policy = fed(make("class_lru"), [0, 0, 0, 0, 0, 1, 4])
+    assert policy.scores(slice(0, 5), 20, 0)[[0, 1, 4]].tolist() == [-12.0, -45.0, -41.0]
+    assert order(policy, now=20) == [1, 4, 0]
+    # Idle for 10 more tokens than 4 times as long as 1, it leaves first.
+    policy.used(1, 60, 60)
+    assert order(policy, now=70) == [4, 0, 1]
+    # Uses outlive an eviction: used once more, it has not begun anew.
+    policy.left(0)
+    policy.admitted(0, 70, 70)
+    policy.used(0, 70, 70)
+    assert policy.scores(slice(0, 1), 72, 0).tolist() == [-6.0 / 4], "2^-(66 / 128) x 4.95 + 1 = 4.4: class 2 again"
+
+
 def test_least_stale_by_hand() -> None:
     # Three layers of four. While layer 1 is computed, layer 2 is 0 away, layer 0 is 1 away, layer 1 itself 2.
     policy = fed(make("least_stale"), [0, 4, 8, 5])

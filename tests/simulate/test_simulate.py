@@ -17,10 +17,8 @@ from core.policy.allocation.slots import shares
 from core.policy.eviction import GONE
 from core.policy.hints import Hints
 from core.profile.trace import ArrayTrace, Chunk, FileTrace, TraceHead, TraceWriter
-from core.profile.trace.file import save
 from core.settings.registry import variants
 from core.simulate import BELADY, Clock, Config, Replay, simulate
-from core.simulate import run as run_module
 from core.simulate.run import maker
 from tests.selection import by_turns, examples
 from tests.simulate.belady import belady_misses
@@ -113,19 +111,6 @@ def test_repeated_ids_ask_once() -> None:
     ids = np.array([[[0, 1, 1]], [[1, 1, 1]], [[2, 3, 2]], [[0, 0, 1]]])
     result = simulate(ArrayTrace(ids, 4), [Config("lru", 3)])[0]
     assert (result.requests, result.hits) == (2 + 1 + 2 + 2, 0 + 1 + 0 + 1)  # 0 made room for 3: only 1 is there
-
-
-@pytest.mark.long(0.1)  # of a trace in memory: test_placed.py; of one in a file: test_prefetchers.py
-@pytest.mark.parametrize("ours", [True, False])
-def test_processes_change_nothing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, ours: bool) -> None:
-    source, _ = trace(100)
-    configs = [Config("lcp", n, params={"omega": 9}) for n in (9, 21)] + [Config("random", 21), Config(BELADY, 21)]
-    alone = simulate(source, configs, processes=1)
-    monkeypatch.setattr(run_module, "SMALL", 0)
-    predicted: list[str] = []
-    together = simulate(save(source, tmp_path / "t") if ours else source, configs, processes=2, say=predicted.append)
-    assert together == alone
-    assert len(predicted) == 3 and predicted[-1].startswith("4 of 4")
 
 
 @pytest.mark.parametrize(

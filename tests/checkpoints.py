@@ -30,7 +30,7 @@ LINEAR: dict[str, Any] = dict(layer_types=["linear_attention", "linear_attention
 EXTRA: dict[str, dict[str, Any]] = {  # built on request: a router with a second argument
     "minimax_m2": dict(intermediate_size=64, rotary_dim=16)
 }
-MORE: dict[str, dict[str, Any]] = {  # tested on fewer cases (tests/equality/test_more.py)
+MORE: dict[str, dict[str, Any]] = {  # tested on fewer cases (tests/equality/test_logits.py)
     "ernie4_5_moe": {},
     "dots1": dict(norm_topk_prob=True, head_dim=16, sliding_window=4096),
     "lfm2_moe": {},

@@ -1,11 +1,16 @@
-"""The API over the engine itself, with a tiny model: a client that leaves stops it within a layer, whatever it is
-doing; and what the fake engine says of itself, the engine says too."""
+"""The API over the engine itself: a client that leaves, or a template that never ends, holds up nobody else."""
 
 import itertools
 import json
+import os
+import shutil
+import signal
 import threading
+import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from http.client import HTTPException
 from pathlib import Path
 from typing import Any
 
@@ -20,11 +25,13 @@ from app.services.host import Host
 from app.services.progress import Answer
 from app.store import Store
 from core.engine import Engine
+from core.engine.prompt import QUICK_CHARS
 from core.profile.trace.chunk import RANKED
 from core.types import StepRecord
 from tests.app.conftest import WAIT_S
 from tests.app.served import eventually, post, serving
 from tests.checkpoints import make_checkpoint
+from tests.client.process import ROOT, Server
 from tests.engine.profiles import drawn_profile
 from tests.loaded import in_layers
 from tests.tiny_tokenizer import save_tokenizer
@@ -161,3 +168,64 @@ def test_a_plan_while_idle_follows_what_the_engine_predicted(host: Host, monkeyp
     ranks = known.curves.chosen.shape[1]
     assert known.curves.chosen == pytest.approx(right[:, :ranks] / len(decoded)) and not right[:, ranks:].any()
     assert known.curves.cached[:, -1].min() > 0.9, "a cache of all experts has every one that is ranked"
+
+
+FREEZES = (
+    "{% if 'freeze' in messages[-1].content %}{% set x = messages | length + 8 %}{{ x ** (x ** x) }}{% endif %}"
+    "{{ messages[-1].content }}"
+)
+HEALTHY_S, END_S = 1.0, 20.0
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[Server]:
+    model = shutil.copytree(ROOT / "assets" / "demo", tmp_path / "model")
+    (model / "chat_template.jinja").write_text(FREEZES)
+    with Server(tmp_path / "home", ("--model", str(model))) as server:
+        yield server
+
+
+def chat(server: Server, text: str) -> tuple[int, bytes]:
+    body = {"messages": [{"role": "user", "content": text}], "max_tokens": 2}
+    connection = server.http.send("/v1/chat/completions", body)
+    try:
+        reply = connection.getresponse()
+        return reply.status, reply.read()
+    except (OSError, HTTPException):
+        return 0, b"the server ended"
+    finally:
+        connection.close()
+
+
+def health(server: Server) -> dict[str, Any]:
+    began_s = time.monotonic()
+    found: dict[str, Any] = server.http.json("/healthz")
+    assert time.monotonic() - began_s < HEALTHY_S
+    return found
+
+
+def busy(server: Server) -> None:
+    while not health(server)["busy"]:
+        time.sleep(0.01)
+
+
+@pytest.mark.long(0.5)
+def test_the_server_goes_on_and_ends_when_it_is_told_to(server: Server) -> None:
+    with ThreadPoolExecutor(4) as clients:
+        frozen = clients.submit(chat, server, "freeze")
+        busy(server)
+        other = clients.submit(chat, server, "hello")
+        while not frozen.done():
+            health(server)
+            time.sleep(0.02)
+        status, said = frozen.result()
+        assert (status, b"was stopped: it did not end within 2 seconds" in said) == (400, True), said
+        status, said = other.result()
+        assert (status, b'"content"' in said) == (200, True), said
+        texts = ("freeze", "freeze" + "!" * QUICK_CHARS, "freeze")  # the long one is rendered in a thread of its own
+        waiting = [clients.submit(chat, server, text) for text in texts]
+        busy(server)
+        server.process.send_signal(signal.SIGTERM)
+        if os.name == "posix":
+            assert server.process.wait(END_S) == 0
+        assert all(one.result()[0] != 200 for one in waiting)

@@ -72,6 +72,13 @@ def ended(awaited: Awaited) -> Awaited:
     return awaited
 
 
+def asked(host: Host, chat: int | None = None, text: str = "hello") -> int:
+    """The chat of a question that has been answered."""
+    answer = ended(host.chats.ask(chat, text))
+    assert answer.error == "" and answer.chat_id is not None
+    return answer.chat_id
+
+
 def texts(host: Host, chat: int | None) -> list[tuple[str, str, str]]:
     assert chat is not None
     return [(m.role, m.text, m.state) for m in host.chats.messages(chat)]
@@ -123,6 +130,11 @@ def open_host(
         assert host.loader.load(host.loader.plan("demo")).join(WAIT_S)
         assert host.loader.loading.error == ""
     return host
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Store:
+    return open_store(tmp_path)
 
 
 @pytest.fixture

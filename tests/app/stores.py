@@ -1,5 +1,6 @@
 """Stores on disk for the tests of damage and of copies."""
 
+import sqlite3
 from contextlib import closing
 from pathlib import Path
 
@@ -18,6 +19,14 @@ def filled(folder: Path, words: str = "one ") -> Path:
     store.chats.finish(answer, "done")
     store.close()
     return folder / NAME
+
+
+def changed(path: Path, *statements: str) -> None:
+    """Run SQL on a database that nothing else has open."""
+    with closing(sqlite3.connect(path)) as db:
+        for statement in statements:
+            db.execute(statement)
+        db.commit()
 
 
 def spoil(path: Path, page: int = 3) -> bytes:

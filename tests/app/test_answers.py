@@ -23,7 +23,7 @@ from app.store import Store
 from app.ui.tabs.messages import statistics
 from core.settings.sampling import Sampling
 from core.types import Piece
-from tests.app.conftest import WAIT_S, QuickEngine, ended, follow, open_host
+from tests.app.conftest import WAIT_S, QuickEngine, asked, ended, follow, open_host
 from tests.app.served import ask
 from tests.checkpoints import make_checkpoint
 from tests.tiny_tokenizer import save_tokenizer
@@ -32,8 +32,7 @@ from tests.tiny_tokenizer import save_tokenizer
 def test_every_answer_has_a_seed_in_store_line_and_export(host: Host) -> None:
     assert host.chats.sampling.seed == -1
     assert host.chats.set_sampling(temperature=0.5, top_k=7) == ""
-    chat = ended(host.chats.ask(None, "first")).chat_id
-    assert chat is not None
+    chat = asked(host, None, "first")
     ended(host.chats.ask(chat, "second"))
     assert host.chats.set_sampling(seed=11, temperature=0) == ""
     ended(host.chats.ask(chat, "third"))
@@ -84,7 +83,9 @@ def remembering(tmp_path: Path) -> Host:
     return open_host(tmp_path, Remembering)
 
 
-def test_while_it_is_read_under_the_answer_and_in_the_export(remembering: Host) -> None:
+def test_what_was_reused_is_told_while_it_is_read_under_the_answer_in_the_export_and_by_the_api(
+    remembering: Host,
+) -> None:
     answer = ended(remembering.chats.ask(None, "one two three"))
     assert answer.chat_id is not None and answer.prefill_cached == 4
     told = answer_state(answer, None, 0)
@@ -95,18 +96,9 @@ def test_while_it_is_read_under_the_answer_and_in_the_export(remembering: Host) 
     assert [step.cached_tokens for step in remembering.store.steps.records(load=load)][:2] == [4, 0]
     with remembering.store.db.reader() as db:
         assert answers(db, load, None)["cached_tokens"].tolist() == [4]
-
-
-def test_in_the_usage_of_the_api(remembering: Host) -> None:
     with TestClient(build_app(remembering), base_url="http://127.0.0.1:7860") as client:
-        ask = {"messages": [{"role": "user", "content": "one two three"}], "max_tokens": 2}
-        usage = client.post("/v1/chat/completions", json=ask).json()["usage"]
+        usage = client.post("/v1/chat/completions", json=ask("one two three", max_tokens=2)).json()["usage"]
     assert usage["prompt_tokens"] == 6 and usage["prompt_tokens_details"] == {"cached_tokens": 4}
-
-
-def test_nothing_is_said_of_a_prompt_that_was_read_whole(host: Host) -> None:
-    answer = ended(host.chats.ask(None, "one two three"))
-    assert answer.chat_id is not None and "reused" not in statistics(host.chats.messages(answer.chat_id)[-1])
 
 
 def test_how_far_a_prompt_is_read_shows_within_a_pass(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -18,7 +18,7 @@ from app.services.exports import archive
 from app.services.host import Host
 from core import __version__
 from core.types import Frame
-from tests.app.conftest import WAIT_S
+from tests.app.conftest import WAIT_S, asked
 from tests.fake_models import SHAPE
 
 HOME = "http://127.0.0.1:7860"
@@ -28,13 +28,6 @@ HOME = "http://127.0.0.1:7860"
 def client(host: Host) -> Iterator[TestClient]:
     with TestClient(build_app(host), base_url=HOME) as client:
         yield client
-
-
-def ask(host: Host, text: str = "hello") -> int:
-    answer = host.chats.ask(None, text)
-    assert answer.join(WAIT_S)
-    assert answer.chat_id is not None
-    return answer.chat_id
 
 
 def test_health_tells_what_is_loaded(client: TestClient, host: Host) -> None:
@@ -59,7 +52,7 @@ def test_health_tells_what_is_loaded(client: TestClient, host: Host) -> None:
 
 
 def test_a_frame_survives_the_wire(client: TestClient, host: Host) -> None:
-    ask(host)
+    asked(host)
     answer = client.get("/live/frame?layer=2")
     assert answer.headers["content-type"] == "application/octet-stream"
     head, arrays = frames.decode(answer.content)
@@ -110,7 +103,7 @@ def test_nothing_is_sent_when_nothing_changed(client: TestClient, host: Host) ->
     same = client.get(f"/live/frame?layer=1&since={first.headers['x-version']}")
     assert (same.status_code, same.content) == (204, b"")
     assert client.get(f"/live/frame?layer=0&since={first.headers['x-version']}").status_code == 200, "another layer"
-    ask(host)
+    asked(host)
     assert client.get(f"/live/frame?layer=1&since={first.headers['x-version']}").status_code == 200, "more tokens"
 
 
@@ -140,7 +133,7 @@ def test_a_layer_that_is_not_there_is_told(client: TestClient) -> None:
 
 
 def test_a_chat_and_the_session_are_downloaded_and_not_left_behind(client: TestClient, host: Host) -> None:
-    chat = ask(host)
+    chat = asked(host)
     for url in (f"/export/{chat}.zip", "/export/session.zip", f"/export/session.zip?load={host.models.load_id}"):
         answer = client.get(url)
         assert answer.status_code == 200, answer.text
@@ -153,7 +146,7 @@ def test_a_chat_and_the_session_are_downloaded_and_not_left_behind(client: TestC
 def test_exports_that_cannot_be_made_are_told(client: TestClient, host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
     missing = client.get("/export/99.zip")
     assert (missing.status_code, "no longer exists" in missing.text) == (404, True)
-    chat = ask(host)
+    chat = asked(host)
 
     def full(*_: Any, **__: Any) -> Path:
         raise archive.ExportError("The disk is full: the export was not written.")

@@ -14,7 +14,7 @@ from fastapi.testclient import TestClient
 
 from app.server import bodies
 from app.server.api import build_app
-from app.server.bodies import KB, MB, MOST_BYTES, MOST_TOGETHER, MOST_UPLOADED
+from app.server.bodies import KB, MB
 from app.server.json_values import MOST_DEPTH, wrong_with
 from app.services.host import Host
 from app.store import StoreError
@@ -59,11 +59,6 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
     """Limits that are quickly reached."""
     monkeypatch.setattr(bodies, "MOST_BYTES", 2 * MB)
     monkeypatch.setattr(bodies, "MOST_UPLOADED", 3 * MB)
-
-
-def test_the_limits_are_those_of_the_documents() -> None:
-    assert (MOST_BYTES, MOST_UPLOADED, MOST_TOGETHER) == (16 * MB, 65 * MB, 64 * MB)
-    assert (bodies.SMALL, bodies.PIECE, bodies.PIECE_S) == (64 * KB, MB, 30.0)
 
 
 @pytest.mark.usefixtures("small")

@@ -1,4 +1,4 @@
-"""Calibrating: the engine is its own meanwhile, what it found is kept, used and drawn; what is wrong is said."""
+"""Calibrating: what it found is kept, used and drawn; what is wrong is said."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -21,7 +21,6 @@ from tests.fake_profiles import fake_calibrate, fake_profile
 from tests.fakes import FakeEngine
 
 TEXT = Reading(("text",), ("counts", "tae"), text="Hello there")
-SLOW = replace(TEXT, text="slow")
 
 
 def new_host(folder: Path, engine: type[FakeEngine] = QuickEngine, *, calibrating: Any = fake_calibrate) -> Host:
@@ -51,26 +50,6 @@ def test_a_profile_is_made_kept_and_used(calibrating: Host, tmp_path: Path) -> N
     assert calibrating.models.profile is not None, "a load finds it again"
     assert ended(calibrating.calibrator.start(replace(TEXT, parts=("pairs",)))).state == "done"
     assert calibrating.models.profile.parts() == ("counts", "pairs", "tae"), "what was measured before stays"
-
-
-def test_nobody_else_uses_the_model_meanwhile(calibrating: Host) -> None:
-    job = calibrating.calibrator.start(SLOW)
-    assert calibrating.busy
-    for ask in (
-        lambda: calibrating.chats.ask(None, "hello"),
-        lambda: calibrating.chats.complete([{"role": "user", "content": "x"}], calibrating.chats.sampling),
-        calibrating.models.unload,
-        calibrating.calibrator.delete,
-        lambda: calibrating.calibrator.start(TEXT),
-        lambda: calibrating.loader.load(calibrating.loader.plan("demo")),
-    ):
-        with pytest.raises(BusyError, match="being calibrated"):
-            ask()
-    calibrating.calibrator.cancel()
-    assert ended(job).state == "cancelled"
-    assert calibrating.models.profile is None
-    assert not calibrating.busy
-    assert ended(calibrating.chats.ask(None, "hello")).error == ""
 
 
 def test_it_waits_for_no_answer(tmp_path: Path, gated: type[GatedEngine]) -> None:

@@ -3,8 +3,6 @@
 import itertools
 import os
 import sqlite3
-import subprocess
-import sys
 import threading
 from contextlib import closing
 from pathlib import Path
@@ -18,7 +16,7 @@ from app.store.backup import move_aside
 from app.store.check import NAME, Check, find_damage
 from app.ui.tabs.messages import statistics
 from tests.app.conftest import open_host, open_store
-from tests.app.stores import filled, said, spoil
+from tests.app.stores import changed, filled, said, spoil
 from tests.logged import Logged
 from tests.selection import layered
 
@@ -109,9 +107,7 @@ def test_damaged_figures_of_a_message_are_left_out_and_its_words_stay(
     tmp_path: Path, caplog: Logged, column: str, value: str
 ) -> None:
     path = filled(tmp_path, "word ")
-    with closing(sqlite3.connect(path)) as db:
-        db.execute(f"UPDATE messages SET {column} = {value} WHERE role = 'assistant'")
-        db.commit()
+    changed(path, f"UPDATE messages SET {column} = {value} WHERE role = 'assistant'")
     store = open_store(tmp_path)
     for _ in range(2):
         answer = store.chats.messages(1)[-1]
@@ -136,9 +132,7 @@ def test_damaged_figures_of_a_message_are_left_out_and_its_words_stay(
 )
 def test_a_damaged_load_is_left_out(tmp_path: Path, caplog: Logged, change: str) -> None:
     path = filled(tmp_path)
-    with closing(sqlite3.connect(path)) as db:
-        db.execute(f"UPDATE loads SET {change}")
-        db.commit()
+    changed(path, f"UPDATE loads SET {change}")
     store = open_store(tmp_path)
     assert store.steps.loads() == [] and store.traces(1) == []
     assert "is left out" in caplog.text
@@ -156,17 +150,13 @@ def test_a_damaged_load_is_left_out(tmp_path: Path, caplog: Logged, change: str)
 )
 def test_a_whole_database_with_other_tables_is_refused(tmp_path: Path, sql: str, told: str) -> None:
     path = filled(tmp_path)
-    with closing(sqlite3.connect(path)) as db:
-        db.execute(sql)
-        db.commit()
+    changed(path, sql)
     with pytest.raises(StoreError, match=told):
         Store(tmp_path)
 
 
 def test_another_programs_database_is_left_alone(tmp_path: Path) -> None:
-    with closing(sqlite3.connect(tmp_path / NAME)) as db:
-        db.execute("CREATE TABLE bookmarks (url TEXT)")
-        db.commit()
+    changed(tmp_path / NAME, "CREATE TABLE bookmarks (url TEXT)")
     with pytest.raises(StoreError, match=r"another program's database.*bookmarks"):
         Store(tmp_path)
     with closing(sqlite3.connect(tmp_path / NAME)) as db:
@@ -196,32 +186,15 @@ def test_a_check_that_takes_too_long_goes_on_beside_the_work(tmp_path: Path, mon
 
 def test_a_check_ends_when_it_is_told_to(tmp_path: Path) -> None:
     path = filled(tmp_path)
-    with closing(sqlite3.connect(path)) as db:
-        db.execute("CREATE TABLE big (a INTEGER PRIMARY KEY, b)")
-        db.execute(
-            "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < 300000) "
-            "INSERT INTO big SELECT i, i FROM n"
-        )
-        db.commit()
+    changed(
+        path,
+        "CREATE TABLE big (a INTEGER PRIMARY KEY, b)",
+        "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < 300000) "
+        "INSERT INTO big SELECT i, i FROM n",
+    )
     check = Check(path)
     check.stop()
     assert check.damage == ""
-
-
-@pytest.mark.long(0.1)  # what is said is tried above, and in tests/cli what a command makes of an error
-def test_a_start_on_a_damaged_database_says_what_to_do(tmp_path: Path) -> None:
-    spoil(filled(tmp_path))
-    start = "from app.cli import main; raise SystemExit(main(['ui', '--no-browser']))"
-    ended = subprocess.run(
-        [sys.executable, "-c", start],
-        env={**os.environ, "MOESTRO_HOME": str(tmp_path)},
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
-    assert ended.returncode == 2
-    assert "data --move-aside" in ended.stderr
-    assert "Traceback" not in ended.stderr + ended.stdout
 
 
 @pytest.mark.parametrize(
@@ -250,15 +223,12 @@ def test_garbage_among_what_is_remembered_is_forgotten(tmp_path: Path, garbage: 
 
 
 def test_a_damaged_recording_is_told_and_the_rest_is_read(tmp_path: Path) -> None:
-    from app.services.exports.archive import contents
-
     path = filled(tmp_path)
-    with closing(sqlite3.connect(path)) as db:
-        db.execute("UPDATE steps SET ids = x'0102030405' WHERE id = 5")
-        db.execute(
-            "INSERT INTO loads (model, created, spec, settings, shape, manifest) VALUES ('x', 1, '{', '', '', '')"
-        )
-        db.commit()
+    changed(
+        path,
+        "UPDATE steps SET ids = x'0102030405' WHERE id = 5",
+        "INSERT INTO loads (model, created, spec, settings, shape, manifest) VALUES ('x', 1, '{', '', '', '')",
+    )
     store = open_store(tmp_path)
     (chat,) = store.chats.all()
     with pytest.raises(StoreError, match="pass 5 is damaged"):
@@ -268,6 +238,6 @@ def test_a_damaged_recording_is_told_and_the_rest_is_read(tmp_path: Path) -> Non
         list(trace.chunks())
     assert len(store.steps.loads()) == 1
     with pytest.raises(StoreError):
-        contents(store, chat.id, None)
+        archive.contents(store, chat.id, None)
     store.steps.delete(chat.id)
     assert "one" in store.chats.messages(chat.id)[1].text

@@ -18,17 +18,9 @@ from app.services.exports.tables import DEFINITIONS
 from app.services.host import Host
 from core.metrics.lossy_events import CHOICE, Action, Why
 from core.types import Outcome, StepRecord, Transfer
-from tests.app.conftest import WAIT_S, ended, open_host
+from tests.app.conftest import WAIT_S, asked, ended, open_host
 from tests.app.records import a_step
 from tests.selection import layered
-
-
-def ask(host: Host, chat: int | None, text: str) -> int:
-    answer = host.chats.ask(chat, text)
-    assert answer.join(WAIT_S)
-    assert answer.error == ""
-    assert answer.chat_id is not None
-    return answer.chat_id
 
 
 def read(path: Path) -> tuple[dict[str, pd.DataFrame], dict[str, Any]]:
@@ -69,10 +61,10 @@ def two_chats(host: Host, tmp_path: Path) -> tuple[Host, int, int]:
     (tmp_path / "pack").mkdir()
     (tmp_path / "pack" / "moestro.json").touch()
     assert host.loader.load(host.loader.plan(str(tmp_path / "pack"))).join(WAIT_S)
-    first = ask(host, None, "one two three")
+    first = asked(host, None, "one two three")
     assert host.models.change("budget", "75%") == ""
-    ask(host, first, "four")
-    return host, first, ask(host, None, "other")
+    asked(host, first, "four")
+    return host, first, asked(host, None, "other")
 
 
 def check_transfers(told: pd.DataFrame, moved: list[Transfer]) -> None:
@@ -141,7 +133,7 @@ def test_every_table_of_a_chat_against_brute_force(two_chats: tuple[Host, int, i
 
 def test_lossy_choices_are_counted_with_their_reasons(host: Host, tmp_path: Path) -> None:
     assert host.models.change("miss", "drop") == ""
-    chat = ask(host, None, "What is left out?")
+    chat = asked(host, None, "What is left out?")
     tables, _ = read(archive.write(host.store, tmp_path / "e.zip", chat=chat))
     with host.store.db.reader() as db:
         stored = db.execute("SELECT phase, changed, choices FROM steps WHERE chat = ?", (chat,)).fetchall()
@@ -165,7 +157,7 @@ def test_a_load_holds_all_its_chats_and_a_chat_all_its_loads(two_chats: tuple[Ho
     first = host.models.load_id
     loading = host.loader.load(host.loader.plan("demo", format="int8"))
     assert loading.join(WAIT_S)
-    ask(host, other, "after the reload")
+    asked(host, other, "after the reload")
     tables, _ = read(archive.write(host.store, tmp_path / "load.zip", load=first))
     assert set(tables["tokens"]["chat"]) == {chat, other}
     assert set(tables["tokens"]["load"]) == {first}
@@ -242,7 +234,9 @@ class FullDisk(io.FileIO):
         return super().write(data)
 
 
-def test_a_full_disk_is_told_and_leaves_no_half_file(two_chats: tuple[Host, int, int], tmp_path: Path) -> None:
+def test_a_full_disk_or_no_folder_is_told_and_leaves_no_half_file(
+    two_chats: tuple[Host, int, int], tmp_path: Path
+) -> None:
     host, chat, _ = two_chats
     path = tmp_path / "out" / "chat.zip"
     path.parent.mkdir()
@@ -260,10 +254,6 @@ def test_a_full_disk_is_told_and_leaves_no_half_file(two_chats: tuple[Host, int,
     assert host.chats.messages(chat) == before
     archive.write(host.store, path, chat=chat)  # with room again
     assert len(read(path)[0]["tokens"]) == 26
-
-
-def test_a_folder_that_cannot_be_written_is_told(two_chats: tuple[Host, int, int], tmp_path: Path) -> None:
-    host, chat, _ = two_chats
     (tmp_path / "file").write_text("")
     with pytest.raises(archive.ExportError, match="could not be written"):
         archive.write(host.store, tmp_path / "file" / "chat.zip", chat=chat)

@@ -1,7 +1,12 @@
-"""What the user's own answers say of the next ones: which of them count, what that comes to, where the link is from."""
+"""What the user's own answers say of the next ones, and that the speed said before a load follows."""
 
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from statistics import median
+from typing import NamedTuple
 
 import numpy as np
 import pytest
@@ -10,12 +15,14 @@ from app.services.analysis.sources import RoutingSource, from_store
 from app.services.host import Host
 from app.services.own_answers import ENOUGH, OwnAnswers
 from app.store import Store
+from core.capacity import forecast
 from core.capacity.forecast import replayed
-from core.memory.link import Link
+from core.importing import import_model
+from core.memory.link import Link, measure_gbps
 from core.settings.config import Settings
 from core.settings.loading import LoadSpec
 from core.types import Fit, Transfer
-from tests.app.conftest import ended, open_store
+from tests.app.conftest import WAIT_S, ended, open_store
 from tests.app.records import SHAPE, a_step
 from tests.fake_models import fake_estimate
 
@@ -73,16 +80,10 @@ def told(store: Store, spec: LoadSpec, slots: int = 8) -> Fit:
     return own(store).measured(spec, replace(fake_estimate(spec), slots=slots))
 
 
-@pytest.fixture
-def store(tmp_path: Path) -> Store:
-    return Store(tmp_path)
-
-
 def test_answers_with_the_very_settings_are_the_estimate_also_after_a_restart(store: Store, tmp_path: Path) -> None:
     used(store, 32)
     store.close()
-    again = open_store(tmp_path)
-    fit = told(again, asked())
+    fit = told(open_store(tmp_path), asked())
     assert fit.tok_s_low < 50.0 < fit.tok_s_high < 1.15 * 50
     assert fit.hit_low == fit.hit_high == pytest.approx(0.5)
     assert fit.basis.startswith("measured: the last 32 tokens of 1 of your answers")
@@ -102,7 +103,6 @@ def test_answers_with_other_settings_are_not(store: Store, change: dict[str, obj
     used(store, 32)
     spec = asked(**change)
     assert told(store, spec) == replace(fake_estimate(spec), slots=8)
-    store.close()
 
 
 def test_neither_are_answers_of_another_size_form_or_number(store: Store) -> None:
@@ -116,7 +116,6 @@ def test_neither_are_answers_of_another_size_form_or_number(store: Store) -> Non
     used(store, 32)
     assert "measured" in told(store, asked()).basis
     assert "measured" not in told(store, asked(), slots=9).basis
-    store.close()
 
 
 def test_a_setting_turned_in_between_parts_the_answers(store: Store) -> None:
@@ -124,7 +123,6 @@ def test_a_setting_turned_in_between_parts_the_answers(store: Store) -> None:
     decode(store, load, 40, ms=40.0, first=30, changes={"eviction": "lfu"})
     assert told(store, asked()).tok_s_high == pytest.approx(50 / 0.9)
     assert told(store, asked(eviction="lfu")).tok_s_high == pytest.approx(25 / 0.9)
-    store.close()
 
 
 def test_other_settings_are_replayed_with_the_times_of_these_answers(store: Store) -> None:
@@ -136,7 +134,6 @@ def test_other_settings_are_replayed_with_the_times_of_these_answers(store: Stor
     paced = own(store).seen(asked(link="emulated", link_gbps=0.001, link_latency_us=0.0))
     assert paced.link == Link(0.001, 0.0, True)
     assert paced.clock is not None and paced.clock.load_ms == pytest.approx(0.1), "100 bytes over that link"
-    store.close()
 
 
 def test_the_link_is_the_loaded_models_or_else_its_last_loads(store: Store) -> None:
@@ -149,7 +146,6 @@ def test_the_link_is_the_loaded_models_or_else_its_last_loads(store: Store) -> N
     fields = {"link": "emulated", "link_gbps": 0.25, "link_latency_us": 10.0, "settings": {"link": "auto"}}
     store.steps.relink(load, fields)
     assert own(store).seen(asked(link="auto")).link == Link(0.25, 10.0, True)
-    store.close()
 
 
 def test_a_link_changed_while_answers_are_written_is_the_one_that_is_recorded(host: Host, tmp_path: Path) -> None:
@@ -180,7 +176,6 @@ def test_the_chosen_policy_is_the_one_that_is_replayed(store: Store) -> None:
         rates[policy] = found.hit
     assert rates["lfu"] == rates["lru"] == pytest.approx(0.5) and rates["none"] < 0.5
     assert replayed(trace, 4, 1, Settings(SETTINGS), 100, seen) is None, "too few for a token"
-    store.close()
 
 
 def test_what_is_damaged_is_left_out_and_keeps_nobody_from_loading(store: Store) -> None:
@@ -189,4 +184,81 @@ def test_what_is_damaged_is_left_out_and_keeps_nobody_from_loading(store: Store)
         db.execute("UPDATE steps SET ids = x'00', outcome = 7, transfers = x'0102' WHERE load = ?", (load,))
     assert own(store).seen(asked()).trace is None
     assert "measured" not in told(store, asked()).basis
-    store.close()
+
+
+DEMO = Path(__file__).parents[2] / "assets" / "demo"
+QUESTIONS = [json.loads(line)["question"] for line in (DEMO / "questions.jsonl").read_text("utf-8").splitlines()]
+ASKED = QUESTIONS[:: len(QUESTIONS) // 12][:12]
+WITHIN = 0.25
+
+
+class Case(NamedTuple):
+    """A configuration: the pack or the demo itself, and its settings."""
+
+    pack: bool
+    settings: dict[str, object]
+
+
+CASES = (
+    Case(False, {"budget": "25%"}),
+    Case(False, {"budget": "50%", "eviction": "lfu"}),
+    Case(False, {"budget": "75%", "scope": "global"}),
+    Case(False, {"budget": "50%", "predictor": "previous_token"}),
+    Case(True, {"budget": "25%"}),
+    Case(True, {"budget": "75%", "eviction": "lfu"}),
+)
+PLAIN = {"budget": "50%", "eviction": "lru", "scope": "layer", "predictor": "none"}
+
+
+@contextmanager
+def started(folder: Path) -> Iterator[Host]:
+    """A host with the real engine, in a process that has measured nothing yet."""
+    forecast._measured.clear()
+    measure_gbps.cache_clear()
+    host = Host(Store(folder))
+    assert host.chats.set_sampling(max_new_tokens=64, temperature=0.0) == ""
+    try:
+        yield host
+    finally:
+        host.close()
+
+
+def answered(host: Host, model: str, settings: dict[str, object]) -> tuple[Fit, float]:
+    """What is said of a configuration, and tokens a second of the answers that follow."""
+    assert host.models.change_many({**PLAIN, **settings}) == ""
+    spec = host.loader.plan(model, context=1024)
+    fit = host.loader.estimate(spec)
+    loading = host.loader.load(spec)
+    assert loading.join(WAIT_S) and not loading.error, loading.error
+    for question in ASKED:
+        assert ended(host.chats.ask(None, question)).error == ""
+    steps = [s for s in host.store.steps.records(load=host.models.load_id) if s.phase == "decode"]
+    return fit, 1e3 * len(steps) / sum(s.total_ms for s in steps)
+
+
+def off(fit: Fit, tok_s: float) -> float:
+    """How far the middle of the range is from what followed."""
+    return (fit.tok_s_low * fit.tok_s_high) ** 0.5 / tok_s - 1
+
+
+@pytest.mark.long(2)
+def test_what_is_said_before_a_load_follows(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    models = {False: "demo", True: str(import_model(str(DEMO), tmp_path / "pack", format="int4-g32"))}
+    lines, errors = list[str](), list[float]()
+    for phase in ("before", "after"):
+        with started(tmp_path / "home") as host:
+            if phase == "before":
+                for model in models.values():
+                    answered(host, model, {})  # at 50 %, so that there are answers to go by
+            for case in CASES:
+                fit, tok_s = answered(host, models[case.pack], case.settings)
+                what = ", ".join(str(value) for value in case.settings.values())
+                lines.append(
+                    f"{phase:6} {'int4 pack' if case.pack else 'demo':9} {what:20} "
+                    f"{fit.tok_s_low:6.1f} to {fit.tok_s_high:6.1f} tok/s, then {tok_s:6.1f} ({off(fit, tok_s):+.0%}): "
+                    f"{fit.basis}"
+                )
+                errors.append(abs(off(fit, tok_s)))
+    with capsys.disabled():
+        print("\n" + "\n".join(lines))
+    assert median(errors) <= WITHIN, "\n".join(lines)

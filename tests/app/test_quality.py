@@ -1,7 +1,6 @@
 """Lossy answers are scored while nobody is answered; what came of it is kept, shown and exported."""
 
 import logging
-import sqlite3
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, replace
@@ -16,13 +15,12 @@ from app.server.frames import decode
 from app.server.live_state import stamp
 from app.services.exports.answers import DEFINITIONS
 from app.services.host import Host
-from app.store.schema import MIGRATIONS, migrate
 from app.ui.tabs.messages import statistics
 from app.wording import lossy, percent, scored
 from core.engine.quality.report import Quality
 from core.settings.sampling import Sampling
 from core.types import Piece
-from tests.app.conftest import WAIT_S, QuickEngine, ended, open_host, open_store
+from tests.app.conftest import WAIT_S, QuickEngine, asked, ended, open_host, open_store
 from tests.app.test_export import read
 from tests.logged import Logged
 
@@ -95,8 +93,7 @@ def quality_of(host: Host, chat: int | None) -> dict[str, object] | None:
 
 def test_an_answer_is_scored_kept_and_shown(lossy_host: Host, engine: type[LossyEngine]) -> None:
     engine.gate.clear()
-    chat = ended(lossy_host.chats.ask(None, "one")).chat_id
-    assert chat is not None
+    chat = asked(lossy_host, None, "one")
     assert engine.audited.wait(WAIT_S)
     assert quality_of(lossy_host, chat) is None
     assert lossy_host.models.quality is None
@@ -126,8 +123,7 @@ def test_the_deck_is_told(lossy_host: Host) -> None:
 
 
 def test_exact_answers_say_so_and_start_nothing(host: Host) -> None:
-    chat = ended(host.chats.ask(None, "one")).chat_id
-    assert chat is not None
+    chat = asked(host, None, "one")
     assert "· EXACT" in statistics(host.chats.messages(chat)[-1])
     assert host.models.quality is None
     assert not any(thread.name == "moestro-quality" for thread in threading.enumerate())
@@ -184,8 +180,7 @@ def test_an_audit_that_fails_is_logged_and_the_next_one_is_made(
 
 def test_a_deleted_chat_and_an_unloaded_model_end_it(lossy_host: Host, engine: type[LossyEngine]) -> None:
     engine.gate.clear()
-    chat = ended(lossy_host.chats.ask(None, "one")).chat_id
-    assert chat is not None
+    chat = asked(lossy_host, None, "one")
     lossy_host.chats.delete(chat)
     other = ended(lossy_host.chats.ask(None, "two")).chat_id
     engine.gate.set()
@@ -213,8 +208,7 @@ def test_closing_does_not_wait_for_what_is_not_scored(tmp_path: Path, engine: ty
 def test_it_is_in_the_export(lossy_host: Host, engine: type[LossyEngine], tmp_path: Path) -> None:
     from app.services.exports import archive
 
-    chat = ended(lossy_host.chats.ask(None, "one")).chat_id
-    assert chat is not None
+    chat = asked(lossy_host, None, "one")
     wait_for(lambda: quality_of(lossy_host, chat) is not None)
     engine.gate.clear()
     ended(lossy_host.chats.regenerate(chat))
@@ -231,17 +225,6 @@ def test_it_is_in_the_export(lossy_host: Host, engine: type[LossyEngine], tmp_pa
     assert set(table["answer"]) == set(tables["tokens"]["answer"])
     session, _ = read(archive.write(lossy_host.store, tmp_path / "load.zip", load=lossy_host.models.load_id))
     assert session["answers"].equals(table)
-
-
-def test_a_store_from_before_it_opens(tmp_path: Path) -> None:
-    before = next(i for i, one in enumerate(MIGRATIONS) if "messages ADD COLUMN quality" in one)
-    old = sqlite3.connect(tmp_path / "moestro.sqlite3", isolation_level=None)
-    migrate(old, MIGRATIONS[:before])
-    old.execute("INSERT INTO chats (title, model, created) VALUES ('old', 'demo', 1.0)")
-    old.execute("INSERT INTO messages (chat, role, text, state, created) VALUES (1, 'assistant', 'x', 'done', 1.0)")
-    old.close()
-    store = open_store(tmp_path)
-    assert [m.quality for m in store.chats.messages(1)] == [None]
 
 
 @pytest.mark.parametrize(

@@ -31,6 +31,12 @@ from tests.fake_models import fake_pack
 NEWS = SimpleNamespace(stamp="other", dark=True)
 
 
+@pytest.fixture
+def section(host: Host) -> ModelSection:
+    with page():
+        return ModelSection(host, gr.HTML({}))
+
+
 def test_words_stand_where_there_is_no_result_and_its_parts_where_there_is_one() -> None:
     assert answered(None, 2) == [gr.update(visible=True), gr.update(visible=False), gr.skip(), gr.skip()]
     assert answered(["head", "plot"], 2) == [gr.update(visible=False), gr.update(visible=True), "head", "plot"]
@@ -57,13 +63,13 @@ def test_a_redraw_of_the_library_leaves_what_was_said_of_the_import_s_form(host:
     assert made.values(redrawn[made.moved.index(made.known)], now, "demo")[at] == gr.skip()
 
 
-def test_a_model_that_was_used_and_deleted_makes_way_in_the_form(host: Host, tmp_path: Path) -> None:
+def test_a_model_that_was_used_and_deleted_makes_way_in_the_form(
+    host: Host, section: ModelSection, tmp_path: Path
+) -> None:
     folder = tmp_path / "pack"
     folder.mkdir()
     (folder / "config.json").touch()
     assert host.loader.load(host.loader.plan(str(folder))).join(WAIT_S)
-    with page():
-        section = ModelSection(host, gr.HTML({}))
     host.models.unload()
     there = section.offer(str(folder))
     assert "value" not in there and str(folder) in [path for _, path in there["choices"]]
@@ -72,47 +78,45 @@ def test_a_model_that_was_used_and_deleted_makes_way_in_the_form(host: Host, tmp
     assert gone["value"] == "demo" and str(folder) not in [path for _, path in gone["choices"]]
 
 
-def test_the_sidebar_says_why_the_reference_computes(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
-    with page():
-        made = ModelSection(host, gr.HTML({}))
+def test_the_sidebar_says_why_the_reference_computes(
+    host: Host, section: ModelSection, monkeypatch: pytest.MonkeyPatch
+) -> None:
     assert host.loader.load(host.loader.plan("demo")).join(WAIT_S)
-    assert "arithmetic" not in made._status()
+    assert "arithmetic" not in section._status()
     assert isinstance(host.models.loaded, Loaded)
     monkeypatch.setattr(host.models.loaded.engine, "arithmetic", Arithmetic("reference", "no kernels <here>"))
-    assert "The reference arithmetic computes this model: no kernels &lt;here&gt;." in made._status()
+    assert "The reference arithmetic computes this model: no kernels &lt;here&gt;." in section._status()
 
 
-def test_a_redraw_of_the_sidebar_leaves_what_was_said_of_the_load_s_form(host: Host) -> None:
-    with page():
-        made = ModelSection(host, gr.HTML({}))
-    at = made.outputs.index(made.alert)
-    assert made.values({})[at] == gr.skip()
+def test_a_redraw_of_the_sidebar_leaves_what_was_said_of_the_load_s_form(host: Host, section: ModelSection) -> None:
+    at = section.outputs.index(section.alert)
+    assert section.values({})[at] == gr.skip()
     host.models.change("budget", "20%")
     assert host.loader.load(host.loader.plan("demo")).join(WAIT_S)
-    known, _, said = made.values({})
+    known, _, said = section.values({})
     assert "short" in said
-    assert made.values(known)[at] == gr.skip(), "the form may have said something since"
+    assert section.values(known)[at] == gr.skip(), "the form may have said something since"
     host.models.change("budget", "50%")
     assert host.loader.load(host.loader.plan("demo")).join(WAIT_S)
-    known, _, said = made.values(known)
+    known, _, said = section.values(known)
     assert said == ""
-    assert made.values(known)[at] == gr.skip()
+    assert section.values(known)[at] == gr.skip()
 
 
-def test_a_verdict_on_another_form_is_judged_again_and_the_limits_follow_the_form(host: Host, tmp_path: Path) -> None:
-    with page():
-        made = ModelSection(host, gr.HTML({}))
+def test_a_verdict_on_another_form_is_judged_again_and_the_limits_follow_the_form(
+    host: Host, section: ModelSection, tmp_path: Path
+) -> None:
     names = [param.name for param in CHOICES]
-    plain = ["demo", *made._chosen(host.loader.plan("demo"))]
+    plain = ["demo", *section._chosen(host.loader.plan("demo"))]
     pack = [str(fake_pack(tmp_path / "Sparse")), *plain[1:]]
-    card = made.refit(*pack)
+    card = section.refit(*pack)
     assert "read from it" in card["html"]
-    fit, limits = made._settle(card, *pack)
-    assert fit == gr.skip() and made._restrict(limits, *pack[1:])[names.index("host")]["visible"]
-    fit, limits = made._settle(card, *plain)
-    assert "not needed" in fit["html"] and not made._restrict(limits, *plain[1:])[names.index("host")]["visible"]
+    fit, limits = section._settle(card, *pack)
+    assert fit == gr.skip() and section._restrict(limits, *pack[1:])[names.index("host")]["visible"]
+    fit, limits = section._settle(card, *plain)
+    assert "not needed" in fit["html"] and not section._restrict(limits, *plain[1:])[names.index("host")]["visible"]
     host.models.change("budget", "80%")
-    assert made._settle(card, *pack)[0]["html"] != card["html"], "the settings moved meanwhile"
+    assert section._settle(card, *pack)[0]["html"] != card["html"], "the settings moved meanwhile"
 
 
 def test_the_end_of_a_job_is_said_once_and_taken_back_by_the_next_one(host: Host) -> None:

@@ -266,15 +266,20 @@ def test_a_preset_on_the_command_line_stands_below_what_else_is_given() -> None:
         cli.parse(["chat", "--preset", "fastest"])
 
 
-def test_auto_takes_what_is_safe_at_each_load_until_a_budget_is_chosen(tmp_path: Path) -> None:
+def test_a_new_user_begins_with_auto_which_takes_what_is_safe_at_each_load_until_a_budget_is_chosen(
+    tmp_path: Path,
+) -> None:
     with closing(open_host(tmp_path)) as host:
+        assert matching(host.models.settings) is preset("auto")
         assert host.models.settings["budget"] == "62%" and host.loader.estimate(host.loader.plan("demo")).slots == 39
     with closing(open_host(tmp_path)) as host:
         assert "budget" in host.remembered.auto and host.models.settings["budget"] == "62%"
         assert host.loader.estimate(LoadSpec("demo", settings=Settings().with_({"budget": "40%"}))).slots == 25
         assert host.models.change("budget", "40%") == "" and "budget" not in host.remembered.auto
+        assert host.models.change("prefetch_auto", False) == ""
     with closing(open_host(tmp_path)) as host:
         assert "budget" not in host.remembered.auto and host.models.settings["budget"] == "40%"
+        assert host.models.settings["prefetch_auto"] is False and matching(host.models.settings) is None
 
 
 def test_who_leads_decoding_is_shown_on_a_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -284,12 +289,3 @@ def test_who_leads_decoding_is_shown_on_a_gpu(tmp_path: Path, monkeypatch: pytes
         assert not controls.acts("gpu_decode") and not controls.controls["gpu_decode"].visible
         monkeypatch.setattr(FakeEngine, "on_gpu", True)
         assert controls.acts("gpu_decode") and controls.acts("link")
-
-
-def test_a_new_user_begins_with_auto_and_a_known_one_with_what_was_set(tmp_path: Path) -> None:
-    with closing(open_host(tmp_path)) as host:
-        assert matching(host.models.settings) is preset("auto")
-        assert host.models.settings["prefetch_auto"] is True
-        assert host.models.change("prefetch_auto", False) == ""
-    with closing(open_host(tmp_path)) as host:
-        assert host.models.settings["prefetch_auto"] is False and matching(host.models.settings) is None

@@ -52,8 +52,7 @@ def test_the_data_directory_of_each_system(env: dict[str, str], platform: str, e
     assert data_dir(env, platform) == expected
 
 
-def test_a_record_reads_back_as_it_was(tmp_path: Path) -> None:
-    store = open_store(tmp_path)
+def test_a_record_reads_back_as_it_was(store: Store) -> None:
     load = load_of(store)
     made = [a_step(0, tokens=3), a_step(1)]
     for step in made:
@@ -101,14 +100,12 @@ def test_a_folder_that_cannot_be_made_is_told(tmp_path: Path) -> None:
         ("  ", "New chat"),
     ],
 )
-def test_a_chat_is_titled_by_its_question_and_files(tmp_path: Path, text: str, title: str) -> None:
-    store = open_store(tmp_path)
+def test_a_chat_is_titled_by_its_question_and_files(store: Store, text: str, title: str) -> None:
     store.chats.begin(None, text, "demo")
     assert store.chats.all()[0].title == title
 
 
-def test_chats_are_listed_renamed_and_deleted_with_their_figures(tmp_path: Path) -> None:
-    store = open_store(tmp_path)
+def test_chats_are_listed_renamed_and_deleted_with_their_figures(store: Store) -> None:
     load = load_of(store)
     first, answer = store.chats.begin(None, "How  do\ncaches work? " + "x" * 99, "demo")
     store.token(load, first, answer, 0, "one ", a_step(0, tokens=3), {})
@@ -140,20 +137,7 @@ def test_chats_are_listed_renamed_and_deleted_with_their_figures(tmp_path: Path)
     assert third not in (first, second), "the number of a deleted chat was given to another"
 
 
-def test_undo_puts_the_chat_back(tmp_path: Path) -> None:
-    store = open_store(tmp_path)
-    chat, answer = store.chats.begin(None, "one", "demo")
-    store.chats.finish(answer, "done")
-    before = store.chats.messages(chat)
-    for text, since in (("two", None), (None, before[1].id), ("uno", before[0].id)):
-        _, answer = store.chats.begin(chat, text, "demo", since)
-        assert store.chats.messages(chat) != before
-        store.chats.undo(answer)
-        assert store.chats.messages(chat) == before
-
-
-def test_the_routing_of_the_latest_answers_is_remembered_for_the_forecast(tmp_path: Path) -> None:
-    store = open_store(tmp_path)
+def test_the_routing_of_the_latest_answers_is_remembered_for_the_forecast(store: Store) -> None:
     assert store.steps.trace("demo", 10) is None
     load = load_of(store)
     store.steps.add(load, None, None, a_step(0, tokens=3), {})
@@ -177,8 +161,7 @@ def test_a_shape_of_an_older_version_is_read() -> None:
         shape_of(json.dumps({**stored, "more": 1}))
 
 
-def test_the_cost_of_a_token_does_not_grow_with_the_answer(tmp_path: Path) -> None:
-    store = open_store(tmp_path)
+def test_the_cost_of_a_token_does_not_grow_with_the_answer(store: Store) -> None:
     load = load_of(store)
     chat, answer = store.chats.begin(None, "hello", "demo")
     before = store.db.rows("SELECT total(length(text)) FROM pieces")[0][0]

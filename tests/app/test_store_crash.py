@@ -21,8 +21,7 @@ from tests.app.records import a_step, load_of
 ROOT = Path(__file__).resolve().parents[2]
 
 
-def test_a_token_is_committed_whole_or_not_at_all(tmp_path: Path) -> None:
-    store = open_store(tmp_path)
+def test_a_token_is_committed_whole_or_not_at_all(store: Store) -> None:
     load = load_of(store)
     chat, answer = store.chats.begin(None, "hello", "demo")
     store.token(load, chat, answer, 0, "one ", a_step(0), {})
@@ -33,8 +32,7 @@ def test_a_token_is_committed_whole_or_not_at_all(tmp_path: Path) -> None:
     assert store.chats.messages(chat)[1].text == "one two "
 
 
-def test_a_full_disk_is_told_and_the_store_goes_on(tmp_path: Path) -> None:
-    store = open_store(tmp_path)
+def test_a_full_disk_is_told_and_the_store_goes_on(store: Store) -> None:
     load = load_of(store)
     chat, answer = store.chats.begin(None, "hello", "demo")
     pages = store.db.rows("PRAGMA page_count")[0][0]
@@ -167,8 +165,7 @@ def full(tmp_path: Path, gated: type[GatedEngine]) -> Host:
     return open_host(tmp_path, type("LongGated", (Long,), {"gate": gated.gate}))
 
 
-def test_figures_give_way_to_words(tmp_path: Path) -> None:
-    store = open_store(tmp_path)
+def test_figures_give_way_to_words(store: Store) -> None:
     load = load_of(store)
     chat, answer = store.chats.begin(None, "hello", "demo")
     fill(store, pages=1)

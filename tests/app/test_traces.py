@@ -17,7 +17,6 @@ from app.services.exports import traces
 from app.services.exports.archive import ExportError, NothingThere
 from app.services.host import Host
 from app.services.jobs import JobRunner
-from app.services.progress import Answer
 from app.store import Store, StoreError
 from app.store.named import packed, unpacked
 from core.errors import BusyError, MoestroError
@@ -27,14 +26,8 @@ from core.profile.trace.chunk import BESIDE, beside_map_type
 from core.simulate import Config, simulate
 from core.types import ModelShape, StepRecord
 from tests.app import records
-from tests.app.conftest import WAIT_S, GatedEngine, ended, follow, open_store, texts
+from tests.app.conftest import WAIT_S, GatedEngine, asked, ended, open_store, texts
 from tests.fake_models import SHAPE
-
-
-def asked(host: Host, chat: int | None = None) -> int:
-    answer = ended(host.chats.ask(chat, "where does it go"))
-    assert answer.chat_id is not None
-    return answer.chat_id
 
 
 def test_a_chat_is_a_trace_of_what_the_engine_routed(host: Host, tmp_path: Path) -> None:
@@ -90,23 +83,6 @@ def test_a_chat_with_two_models_has_two_traces_and_long_ones_come_in_pieces(tmp_
     for wrong in ((chat + 1, None), (chat, 99), (None, 99), (None, None)):
         with pytest.raises(NothingThere, match="Telemetry"):
             traces.find(store, *wrong)
-
-
-def test_a_crash_keeps_every_pass_that_was_computed(gated_host: Host, gated: type[GatedEngine], tmp_path: Path) -> None:
-    answer = gated_host.chats.ask(None, "hello")
-    gated.gate.release(5)
-
-    def written(now: Answer) -> bool:
-        return now.n_tokens == 5
-
-    follow(answer, written)
-    copy = tmp_path / "crashed"  # what is on disk while the answer is being written
-    copy.mkdir()
-    for file in tmp_path.glob("moestro.sqlite3*"):
-        (copy / file.name).write_bytes(file.read_bytes())
-    store = open_store(copy)
-    (found,) = store.traces(answer.chat_id)
-    assert [chunk.sizes.tolist()[1:] for chunk in found.chunks()] == [[1] * 5]
 
 
 def test_the_recording_is_deleted_apart_from_the_words(gated_host: Host, gated: type[GatedEngine]) -> None:
@@ -188,11 +164,6 @@ def knowing(index: int, predictors: tuple[tuple[str, dict[str, float]], ...]) ->
     return step
 
 
-@pytest.fixture
-def store(tmp_path: Path) -> Store:
-    return Store(tmp_path / "home")
-
-
 def recorded(store: Store) -> int:
     """A load of 12 tokens, of which 8 were recorded for the lab; the first 2 of these with another gate."""
     load = records.load_of(store)
@@ -229,7 +200,6 @@ def test_a_trace_has_the_predictors_that_were_asked_last(store: Store, tmp_path:
     (stored,) = store.traces(None, load)
     with pytest.raises(StoreError, match="damaged"):
         traces.write(stored, tmp_path / "t")
-    store.close()
 
 
 def test_the_lab_tests_all_of_them_on_the_passes_that_were_recorded(store: Store) -> None:
@@ -246,4 +216,3 @@ def test_the_lab_tests_all_of_them_on_the_passes_that_were_recorded(store: Store
     whole = sources.from_store(store, source, store.folder / "x.trace")
     assert whole.tokens == 12 and not whole.notes
     assert not Question(source, predictors=("recent",)).needs_recording
-    store.close()

@@ -8,7 +8,7 @@ import pytest
 
 from app.services.analysis import analyst, tables_csv, whatif
 from app.services.analysis.measured import Pass, measure
-from app.services.analysis.whatif import About, Bound, Row, Table, cliff, lru_cliff, sizes
+from app.services.analysis.whatif import About, Bound, Row, Table, cliff, sizes
 from core.errors import SettingError
 from core.simulate import BELADY, Clock, Config, Result
 from core.simulate.prefetchers import TimedConfig, TimedResult
@@ -80,12 +80,6 @@ def test_the_cliff_is_where_the_slope_below_exceeds_the_one_above_by_most() -> N
     assert cliff([(0.5, 0.5), (1.0, 1.0)]) is None
     assert cliff([(0.5, 0.0), (1.0, 1.0)]) == 1, "a loop that only everything holds"
     assert cliff([]) is None
-
-
-def test_lru_s_cliff_is_found_in_a_table() -> None:
-    edge = lru_cliff(table())
-    assert edge.slots == 10
-    assert lru_cliff(table({4: 0.25, 8: 0.5, 12: 0.75, 16: 1.0})) is None
 
 
 def test_bounds_by_hand() -> None:

@@ -11,6 +11,7 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -69,6 +70,15 @@ class Server:
         except (urllib.error.URLError, TimeoutError, ConnectionError):
             return False
 
+    @contextmanager
+    def running(self) -> Iterator[Server]:
+        """Inside, it is started; it ends as Ctrl-C ends it, or is killed where a test failed."""
+        try:
+            yield self.start()
+            self.end()
+        finally:
+            self.kill()
+
     def kill(self) -> None:
         """End it as a crash would."""
         self.process.kill()
@@ -85,12 +95,15 @@ class Server:
 @pytest.fixture(scope="package")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     """The dashboard that most tests share."""
-    shared = Server(tmp_path_factory.mktemp("home"))
-    try:
-        yield shared.start()
-        shared.end()
-    finally:
-        shared.kill()
+    with Server(tmp_path_factory.mktemp("home")).running() as shared:
+        yield shared
+
+
+@pytest.fixture
+def real_server(tmp_path: Path) -> Iterator[Server]:
+    """A dashboard of the real engine, with an empty home, for one test."""
+    with Server(tmp_path / "home", MOESTRO_TEST_ENGINE="real").running() as own:
+        yield own
 
 
 @pytest.fixture(scope="package")

@@ -50,12 +50,6 @@ def test_a_reload_in_the_middle_loses_nothing(dashboard: Dashboard) -> None:
     assert "stopped by you" in dashboard.answers()[-1]
 
 
-@pytest.mark.long(0.1)  # tests/app/test_host.py refuses it; other alerts are in test_sidebar.py
-def test_an_empty_message_is_refused_in_words(dashboard: Dashboard) -> None:
-    dashboard.page.click("#send")
-    dashboard.wait_text("#chat-alert", "The message is empty")
-
-
 def _begin(dashboard: Dashboard, text: str) -> None:
     dashboard.ask(text).streaming()
     dashboard.stop()
@@ -88,7 +82,7 @@ def test_rename_open_and_delete(dashboard: Dashboard) -> None:
     dashboard.wait_text("#chat-alert", "no longer exists")
 
 
-@pytest.mark.long(0.2)  # tests/app/test_runs.py has the tables
+@pytest.mark.long(0.2)  # tests/app/test_answer_exports.py has the tables
 def test_answers_stand_side_by_side_with_what_differs(dashboard: Dashboard, tmp_path: Path) -> None:
     page = dashboard.page
     for policy in ("LFU", "LRU"):
@@ -169,8 +163,7 @@ LAST = "[...document.querySelectorAll('#chat [data-testid=bot]')].at(-1)"
 @pytest.mark.long(0.6)  # test_store_crash.py tries without a browser that nothing is lost
 def test_the_page_outlives_a_crash(open_page: Open, tmp_path: Path) -> None:
     """While somebody watches; and once more, while somebody presses a button."""
-    server = Server(tmp_path).start()
-    try:
+    with Server(tmp_path).running() as server:
         dashboard = open_page(url=server.url)
         page = dashboard.page
         for event in (False, True):
@@ -190,9 +183,6 @@ def test_the_page_outlives_a_crash(open_page: Open, tmp_path: Path) -> None:
             page.wait_for_function("document.querySelector('.deck').dataset.state === 'live'")
             dashboard.ask("And now?").streaming()
             dashboard.stop()
-        server.end()
-    finally:
-        server.kill()
 
 
 def test_text_files_go_with_a_message_and_stand_folded_in_it(dashboard: Dashboard) -> None:

@@ -242,13 +242,10 @@ def test_markdown_is_drawn_while_it_streams(dashboard: Dashboard) -> None:
 
 @pytest.mark.long(0.2)
 def test_a_model_without_a_chat_template_says_so(open_page: Open, tmp_path: Path) -> None:
-    server = Server(tmp_path, MOESTRO_TEST_BASE="1").start()
-    try:
+    with Server(tmp_path, MOESTRO_TEST_BASE="1").running() as server:
         dashboard = open_page(url=server.url)
         dashboard.wait_text("#chat-plain", "no chat template")
         dashboard.wait_text("#chat-empty", "Begin a text")
         dashboard.ask("Once upon a time, in 3 words").answered()
         with urllib.request.urlopen(f"{server.url}/export/1.json", timeout=30) as reply:
             assert json.loads(reply.read())["messages"][0]["text"].startswith("Once")
-    finally:
-        server.kill()

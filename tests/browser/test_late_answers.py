@@ -181,18 +181,19 @@ def test_a_folder_entered_during_a_search_stays(dashboard: Dashboard, tmp_path: 
     page.wait_for_function("!document.querySelector('#models').innerText.includes('Entered')")
 
 
-@pytest.mark.long(0.1)  # test_loads.py cancels a load whose answer is not late
+@pytest.mark.long(0.1)  # tests/app/test_loading.py has the progress of a load and its end
 @pytest.mark.skipif(
     os.environ.get("MOESTRO_TEST_ENGINE") == "real", reason="the demo model loads too fast to be cancelled"
 )
 def test_what_became_of_a_load_stays(dashboard: Dashboard) -> None:
-    """The answer to pressing Load comes when the load is over."""
+    """Its progress is shown, and it is cancelled; the answer to pressing Load comes when it is over."""
     page = dashboard.page
     held = Held(dashboard, load, answered=True)
     dashboard.choose("set-format", "int4-g64")
     with held.begun():
         page.click("#load")
     dashboard.wait_text("#load-progress", "Packing experts")
+    page.wait_for_function("+document.querySelector('#load-progress [role=progressbar]').ariaValueNow > 0")
     page.click("#cancel-load")
     dashboard.wait_text("#model-alert", "Cancelled")
     dashboard.wait_text("#model-status", "checkpoint")

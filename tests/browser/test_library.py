@@ -96,16 +96,6 @@ def test_the_list_obeys_the_keyboard(library: Dashboard) -> None:
     page.wait_for_function("document.querySelectorAll('#models tbody')[1].ariaSelected === 'true'")
 
 
-@pytest.mark.long(0.1)  # tests/app/test_importer.py has the words; other alerts are in test_sidebar.py
-def test_what_cannot_be_imported_is_told(library: Dashboard) -> None:
-    page = library.page
-    page.locator("#import-source").get_by_role("textbox").fill("")
-    library.insist("#import-start", "#import-alert", "Say what to import")
-    page.locator("#import-source").get_by_role("textbox").fill("models/broken-model")
-    library.insist("#import-start", "#import-alert", "no config.json")
-    page.wait_for_selector("#import-start", state="visible")
-
-
 @pytest.mark.long(0.3)  # test_jobs.py follows, stops and goes on with a job; tests/app/test_importer.py with an import
 def test_an_import_is_shown_cancelled_gone_on_with_and_opened(library: Dashboard, open_page: Open) -> None:
     page = library.page
@@ -221,44 +211,41 @@ def test_host_memory_is_a_choice_of_packs_alone(library: Dashboard) -> None:
 
 
 @pytest.mark.long(0.6)
-def test_a_checkpoint_becomes_a_pack_that_answers_from_disk(open_page: Open, tmp_path: Path) -> None:
+def test_a_checkpoint_becomes_a_pack_that_answers_from_disk(
+    open_page: Open, tmp_path: Path, real_server: Server
+) -> None:
     source = save_tokenizer(make_checkpoint("qwen3_moe", tmp_path / "mine" / "Tiny-MoE"))
-    server = Server(tmp_path / "home", MOESTRO_TEST_ENGINE="real")
-    try:
-        dashboard = open_page(url=server.start().url)
-        page = dashboard.page
-        page.get_by_role("tab", name="Library").click()
-        dashboard.wait_text("#models", "No models found yet")
-        page.locator("#import-source").get_by_role("textbox").fill(str(source))
-        page.click("#import-format input")
-        page.get_by_role("option", name="int8: ").click()
-        dashboard.wait_text("#import-forecast", "off by")
-        page.click("#import-start")
-        page.wait_for_selector("#import-open", state="visible")
-        pack = server.home / "packs" / "Tiny-MoE-int8"
-        assert (pack / "moestro.json").exists()
-        dashboard.wait_text("#models", "Tiny-MoE-int8")
-        page.click("#import-open")
-        dashboard.loaded("Tiny-MoE-int8")
-        dashboard.wait_text("#fit", "read from it")
-        dashboard.wait_text("#fit", "Expected")
-        assert dashboard.value("#set-format input") == "int8 (fixed by the pack)"
-        dashboard.ask("Where do your experts come from?").streaming(40)
-        page.wait_for_selector(".deck[data-disk='1'] [data-k=disk]", state="visible")
-        dashboard.stop()
-        assert "from disk" in dashboard.answers()[-1]
-        frame = dashboard.frame()
-        assert frame["shape"]["experts"] == 8
-        held = frame["shape"]["layers"] * frame["shape"]["experts"] * frame["shape"]["expert_bytes"]
-        assert frame["memory"]["host"] < held / 4, "experts wait on disk"
-        page.click("#unload")
-        dashboard.wait_text("#model-status", "No model loaded")
-        page.get_by_role("tab", name="Library").click()
-        page.locator("#models tbody", has_text="Tiny-MoE-int8").click()
-        page.click("#delete-model")
-        page.click("#delete-model-yes")
-        dashboard.wait_text("#models", "No models found yet")
-        assert not pack.exists()
-        server.end()
-    finally:
-        server.kill()
+    dashboard = open_page(url=real_server.url)
+    page = dashboard.page
+    page.get_by_role("tab", name="Library").click()
+    dashboard.wait_text("#models", "No models found yet")
+    page.locator("#import-source").get_by_role("textbox").fill(str(source))
+    page.click("#import-format input")
+    page.get_by_role("option", name="int8: ").click()
+    dashboard.wait_text("#import-forecast", "off by")
+    page.click("#import-start")
+    page.wait_for_selector("#import-open", state="visible")
+    pack = real_server.home / "packs" / "Tiny-MoE-int8"
+    assert (pack / "moestro.json").exists()
+    dashboard.wait_text("#models", "Tiny-MoE-int8")
+    page.click("#import-open")
+    dashboard.loaded("Tiny-MoE-int8")
+    dashboard.wait_text("#fit", "read from it")
+    dashboard.wait_text("#fit", "Expected")
+    assert dashboard.value("#set-format input") == "int8 (fixed by the pack)"
+    dashboard.ask("Where do your experts come from?").streaming(40)
+    page.wait_for_selector(".deck[data-disk='1'] [data-k=disk]", state="visible")
+    dashboard.stop()
+    assert "from disk" in dashboard.answers()[-1]
+    frame = dashboard.frame()
+    assert frame["shape"]["experts"] == 8
+    held = frame["shape"]["layers"] * frame["shape"]["experts"] * frame["shape"]["expert_bytes"]
+    assert frame["memory"]["host"] < held / 4, "experts wait on disk"
+    page.click("#unload")
+    dashboard.wait_text("#model-status", "No model loaded")
+    page.get_by_role("tab", name="Library").click()
+    page.locator("#models tbody", has_text="Tiny-MoE-int8").click()
+    page.click("#delete-model")
+    page.click("#delete-model-yes")
+    dashboard.wait_text("#models", "No models found yet")
+    assert not pack.exists()

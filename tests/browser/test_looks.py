@@ -20,7 +20,7 @@ SHORTENED = """[...document.querySelectorAll('textarea, input:not([type=range], 
 ON_SCREEN = """['#chat-title b', '#send', '#context .gauge'].every((s) => {
     const box = document.querySelector(s).getBoundingClientRect();
     return box.top >= 0 && box.bottom <= innerHeight && box.right <= innerWidth; })"""
-SMALL = """() => [...document.querySelectorAll('#chat-column :is(button, summary), #chat-list-column button')]
+SMALL_IN_CHAT = """() => [...document.querySelectorAll('#chat-column :is(button, summary), #chat-list-column button')]
     .filter((e) => e.offsetParent && getComputedStyle(e).visibility === 'visible')
     .map((e) => [e.outerHTML.slice(0, 80), e.getBoundingClientRect()])
     .filter(([, box]) => box.width < 24 || box.height < 24).map(([html]) => html)"""
@@ -222,8 +222,6 @@ def test_it_fits_and_is_not_blank(phone: Dashboard, tmp_path: Path) -> None:
 def test_nothing_of_the_chat_is_cut_off_or_too_small_on_a_phone(phone: Dashboard) -> None:
     whole(phone)
     assert phone.page.evaluate(OVERLAPS) == []
-    phone.page.click("button[data-chats]")
-    phone.page.wait_for_selector("#chat-list", state="hidden")
 
 
 @pytest.mark.long(0.1)
@@ -242,17 +240,11 @@ def test_every_target_is_large_enough(phone: Dashboard) -> None:
 
 
 @pytest.mark.long(0.1)
-def test_nothing_of_the_chat_is_cut_off_or_too_small(dashboard: Dashboard) -> None:
-    whole(dashboard)
-    dashboard.page.click("button[data-chats]")
-    dashboard.page.wait_for_selector("#chat-list", state="hidden")
-
-
-@pytest.mark.long(0.1)  # the test above, on a usual one
-def test_nothing_of_the_chat_is_cut_off_or_too_small_on_a_large_screen(dashboard: Dashboard) -> None:
-    dashboard.page.set_viewport_size({"width": 1920, "height": SIZES[1920]})
+@pytest.mark.parametrize("width", [1366, 1920])
+def test_nothing_of_the_chat_is_cut_off_or_too_small(dashboard: Dashboard, width: int) -> None:
+    dashboard.page.set_viewport_size({"width": width, "height": SIZES[width]})
     try:
-        whole(dashboard, wide=True)
+        whole(dashboard, wide=width == 1920)
     finally:
         dashboard.page.set_viewport_size({"width": 1366, "height": SIZES[1366]})
 
@@ -276,4 +268,7 @@ def whole(dashboard: Dashboard, wide: bool = False) -> None:
         page.wait_for_selector("#chat-list", state="hidden")
         page.click("button[data-chats]")
         page.wait_for_selector("#chat-list li [aria-current]")
-    assert page.evaluate(SMALL) == [] and page.evaluate(FITS)
+    assert page.evaluate(SMALL_IN_CHAT) == [] and page.evaluate(FITS)
+    if not wide:
+        page.click("button[data-chats]")
+        page.wait_for_selector("#chat-list", state="hidden")

@@ -81,20 +81,6 @@ def dashboard_value(dashboard: Dashboard, kind: str) -> str:
     return next(v.name for v in variants(kind) if v.title == title)
 
 
-@pytest.mark.long(0.1)  # the test above sees the knobs of one variant, test_late_answers.py what is said of it
-def test_a_variants_own_knobs_show_only_while_it_is_chosen(dashboard: Dashboard) -> None:
-    dashboard.choose("set-eviction", "LCP")
-    dashboard.page.wait_for_selector("#set-eviction-lcp-omega")
-    dashboard.page.wait_for_selector("#set-predictor-hybrid-threshold", state="hidden")
-    dashboard.wait_text("#about-eviction", "MoEpic")
-    before = len(dashboard.marks())
-    dashboard.type_in("set-eviction-lcp-omega", "64")
-    dashboard.wait_deck("marks", before)
-    assert dashboard.marks()[-1].endswith("64")
-    dashboard.choose("set-eviction", "LRU")
-    dashboard.page.wait_for_selector("#set-eviction-lcp-omega", state="hidden")
-
-
 @pytest.mark.long(0.2)
 def test_what_prefetchers_share_shows_for_those_that_use_it_and_keeps_its_value(dashboard: Dashboard) -> None:
     page = dashboard.page

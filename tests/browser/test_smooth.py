@@ -3,7 +3,6 @@ thread takes more than 100 ms; a server that no page looks at uses less than 2 %
 """
 
 import time
-from pathlib import Path
 
 import psutil
 import pytest
@@ -47,17 +46,12 @@ def test_no_task_of_the_page_is_long_while_tokens_stream(open_page: Open, capsys
 
 
 @pytest.mark.long(1)
-def test_a_server_without_a_page_hardly_works(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    server = Server(tmp_path / "home", MOESTRO_TEST_ENGINE="real")
-    try:
-        one = psutil.Process(server.start().process.pid)
-        time.sleep(5)  # what begins with it
-        before = sum(one.cpu_times()[:2])
-        time.sleep(IDLE_S)
-        share = (sum(one.cpu_times()[:2]) - before) / IDLE_S
-        with capsys.disabled():
-            print(f"\nidle: {100 * share:.2f} % of a core")
-        assert share < IDLE_SHARE
-        server.end()
-    finally:
-        server.kill()
+def test_a_server_without_a_page_hardly_works(real_server: Server, capsys: pytest.CaptureFixture[str]) -> None:
+    one = psutil.Process(real_server.process.pid)
+    time.sleep(5)  # what begins with it
+    before = sum(one.cpu_times()[:2])
+    time.sleep(IDLE_S)
+    share = (sum(one.cpu_times()[:2]) - before) / IDLE_S
+    with capsys.disabled():
+        print(f"\nidle: {100 * share:.2f} % of a core")
+    assert share < IDLE_SHARE

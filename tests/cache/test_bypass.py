@@ -1,14 +1,21 @@
-"""Bypass: an expert with a lower score than all residents of its layer is computed in slots set aside, and not kept."""
+"""Experts that are computed and not kept: in slots set aside for bypass, or by the host; the cache stays sound."""
+
+from collections.abc import Collection, Sequence
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from core.cache.expert_cache import ExpertCache
+from core.cache.requests import MOST_BEHIND
+from core.memory.link import Pace
+from core.memory.transfer import TransferEngine
 from core.policy.allocation.slot_allocation import place
 from core.settings.cache import CacheSettings
 from core.settings.param import Choice
 from core.settings.pins import Pins
 from core.types import Outcome
-from tests.cache.machine import EXPERTS, LAYERS, build, hold
+from tests.cache.machine import EXPERTS, LAYERS, build, check_bytes, hold
 
 K = 2
 
@@ -151,3 +158,118 @@ def test_a_budget_that_pays_for_too_few_slots_is_refused() -> None:
     assert place(CacheSettings(bypass=True, scope="global"), LAYERS, EXPERTS, K, None).problem(K) == ""
     pinned = place(CacheSettings(bypass=True, pins=Pins.parse("0:0")), LAYERS, EXPERTS, K, None)
     assert "pinned" in pinned.problem(LAYERS * K + K)
+
+
+def everything(residents: int, missing: Sequence[int]) -> Collection[int]:
+    return missing
+
+
+def link(cache: ExpertCache) -> TransferEngine:
+    assert isinstance(cache.copies.link, TransferEngine)
+    return cache.copies.link
+
+
+def settled(cache: ExpertCache) -> None:
+    for ticket in [*cache.copies.tickets.values()]:
+        link(cache).wait(ticket)
+
+
+def test_what_the_host_computes_is_a_miss_without_a_slot_and_is_cached_behind() -> None:
+    cache = build(2 * LAYERS)
+    lease = cache.acquire(0, [1, 2], everything)
+    assert not lease.segments and [one.expert for one in lease.hosted] == [1, 2]
+    assert [one.outcome for one in lease.requests] == [Outcome.MISS] * 2
+    assert cache.counts.demand_bytes == 0 and not cache.copies.tickets
+    cache.release(lease)
+    assert cache.counts.host_computed == cache.counts.host_admitted == 2
+    assert cache.counts.admitted_bytes == 2 * cache.copies.expert_bytes
+    settled(cache)
+    lease = cache.acquire(0, [1, 2], everything)
+    assert [one.outcome for one in lease.requests] == [Outcome.HIT] * 2 and not lease.hosted
+    check_bytes(cache, lease)
+    cache.release(lease)
+    cache.check_integrity()
+
+
+def test_of_a_layer_some_are_copied_and_others_left() -> None:
+    cache = build(3 * LAYERS)
+    seen: list[tuple[int, list[int]]] = []
+
+    def last(residents: int, missing: Sequence[int]) -> Collection[int]:
+        seen.append((residents, [*missing]))
+        return missing[-1:]
+
+    lease = cache.acquire(0, [0, 3, 5], last)
+    assert seen == [(0, [0, 3, 5])]
+    assert [one.expert for one in lease.segments] == [0, 3] and [one.expert for one in lease.hosted] == [5]
+    settled(cache)
+    check_bytes(cache, lease)
+    cache.release(lease)
+    cache.check_integrity()
+
+
+def test_a_link_that_is_behind_admits_no_more() -> None:
+    cache = build(EXPERTS * LAYERS)
+    link(cache).pace = Pace(1e-9, 0.0)  # nothing lands
+    lease = cache.acquire(0, [*range(EXPERTS)], everything)
+    cache.release(lease)
+    assert cache.counts.host_admitted == MOST_BEHIND < cache.counts.host_computed == EXPERTS
+    lease = cache.acquire(0, [*range(EXPERTS)], everything)
+    assert len(lease.hosted) == EXPERTS, "what has not landed is computed by the host again"
+    cache.release(lease)
+    assert cache.counts.host_admitted == MOST_BEHIND, "nothing is copied twice"
+    link(cache).pace = Pace(0.0, 0.0)
+
+
+def test_a_newcomer_that_the_policy_ranks_lowest_gets_no_slot() -> None:
+    cache = build(2 * LAYERS, eviction="lfu")
+    for _ in range(3):
+        lease = cache.acquire(0, [0, 1])
+        settled(cache)
+        cache.release(lease)
+    lease = cache.acquire(0, [2], everything)
+    cache.release(lease)
+    assert cache.counts.host_admitted == 0 and cache.is_resident(0) and cache.is_resident(1)
+    cache.check_integrity()
+
+
+def test_a_demand_for_what_is_copied_behind_waits_for_it() -> None:
+    cache = build(2 * LAYERS)
+    cache.release(cache.acquire(0, [4], everything))
+    lease = cache.acquire(0, [4])
+    for one in lease.segments:
+        if one.ticket is not None:
+            link(cache).wait(one.ticket)
+    check_bytes(cache, lease)
+    cache.release(lease)
+    cache.check_integrity()
+
+
+@pytest.mark.parametrize("transit", [0, 2])
+@given(
+    steps=st.lists(
+        st.tuples(
+            st.integers(0, LAYERS - 1),
+            st.lists(st.integers(0, EXPERTS - 1), min_size=1, max_size=2, unique=True),
+            st.integers(0, 2),
+            st.sampled_from(["lru", "lfu", "none"]),
+        ),
+        max_size=25,
+    )
+)
+def test_any_history_keeps_the_cache_sound(transit: int, steps: list[tuple[int, list[int], int, str]]) -> None:
+    caches = {name: build(2 * LAYERS + transit, eviction=name, transit=transit) for name in ("lru", "lfu", "none")}
+    for layer, wanted, left, name in steps:
+        cache = caches[name]
+        lease = cache.acquire(layer, wanted, lambda residents, missing, left=left: [*missing][:left])  # type: ignore[misc]
+        assert {one.expert for one in lease.requests} == {*wanted}
+        for one in lease.segments:
+            if one.ticket is not None:
+                link(cache).wait(one.ticket)
+        check_bytes(cache, lease)
+        cache.release(lease)
+        cache.check_integrity()
+    for cache in caches.values():
+        settled(cache)
+        cache.check_integrity()
+        link(cache).close()

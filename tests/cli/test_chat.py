@@ -93,7 +93,7 @@ def test_one_prompt_streams_and_ends_with_one_json_line(engine: Engine, capsys: 
 @pytest.mark.parametrize(
     ("words", "policy", "predictor", "budget"),
     [
-        ([], "lcp", "gate", "100%"),  # Auto; the demo model fits whole
+        ([], "lfru", "gate", "100%"),  # Auto; the demo model fits whole
         (["--eviction", "lru", "--budget", "40%"], "lru", "gate", "40%"),
         (["--preset", "se_moe"], "none", "all_next", "50%"),
     ],

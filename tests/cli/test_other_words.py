@@ -1,14 +1,17 @@
-"""What is typed: words that others use for options, and what is read from standard input."""
+"""What is typed and printed: other programs' words for options, standard input, and what `ui --for` tells a shell."""
 
 import argparse
+import json
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
 import launch
 from app import cli
 from app.cli import MODULES, options, terminal
+from app.cli.clients import PROGRAMS, instructions
 from app.cli.parser import CommandParser
 from app.start import bare_help
 from app.start.commands import ALIASES
@@ -154,3 +157,36 @@ def test_speed_is_that_of_what_was_read_now() -> None:
     assert terminal.describe_reading(Piece("prefill", done=200, total=1000, cached=200), 4.0) == (
         "Reading the prompt: 20% of 1000 tokens"
     )
+
+
+URL, MODEL, TOKEN = "http://127.0.0.1:7861", "it's a model/Qwen3 30B", "a-token_of.this~test"
+PRINT = "import json, os, sys; print(json.dumps([dict(os.environ), sys.argv[1:]]))"
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="the lines for a POSIX shell are run by one")
+@pytest.mark.parametrize("program", PROGRAMS)
+def test_a_shell_reads_the_lines_as_they_are_meant(program: str, tmp_path: Path) -> None:
+    found = tmp_path / program
+    found.write_text(f"#!/bin/sh\nexec {sys.executable} -c '{PRINT}' \"$@\"\n")
+    found.chmod(0o755)
+    lines = instructions(program, URL, MODEL, TOKEN, windows=False)
+    done = subprocess.run(
+        ["/bin/sh", "-c", lines], env={"PATH": f"{tmp_path}:/usr/bin:/bin"}, capture_output=True, text=True, check=True
+    )
+    environment, words = json.loads(done.stdout)
+    if program == "claude":
+        assert environment["ANTHROPIC_BASE_URL"] == URL and environment["ANTHROPIC_AUTH_TOKEN"] == TOKEN
+        assert environment["ANTHROPIC_MODEL"] == environment["ANTHROPIC_DEFAULT_HAIKU_MODEL"] == MODEL
+    elif program == "codex":
+        assert words[:2] == ["-m", MODEL] and f"model_providers.moestro.base_url={URL}/v1" in words
+        assert environment["MOESTRO_KEY"] == TOKEN and "model_providers.moestro.env_key=MOESTRO_KEY" in words
+    else:
+        config = json.loads(environment["OPENCODE_CONFIG_CONTENT"])
+        assert config["model"] == f"moestro/{MODEL}" and MODEL in config["provider"]["moestro"]["models"]
+        assert config["provider"]["moestro"]["options"] == {"baseURL": f"{URL}/v1", "apiKey": TOKEN}
+
+
+def test_powershell_has_its_own_quotes_and_no_token_is_any_key() -> None:
+    lines = instructions("claude", URL, MODEL, None, windows=True).splitlines()
+    assert lines[0] == f"$env:ANTHROPIC_BASE_URL = '{URL}'" and "$env:ANTHROPIC_AUTH_TOKEN = 'moestro'" in lines
+    assert "$env:ANTHROPIC_MODEL = 'it''s a model/Qwen3 30B'" in lines and lines[-1] == "claude"

@@ -187,19 +187,6 @@ def test_without_kernels_the_gpu_leads_no_token(toy: Subject) -> None:
     assert "Triton kernels do not run here" in decode.led_by_the_gpu(toy)["left_out"]
 
 
-@pytest.mark.long(0.1)  # the next one is the way that is used
-def test_an_answer_without_a_compiler(toy: Subject, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(engines, "lacking", lambda: "")
-    with pytest.raises(link.Wrong, match="finds a C compiler"):
-        engines.no_compiler(toy)
-    monkeypatch.setattr(engines, "lacking", lambda: "a C compiler")
-    found = engines.no_compiler(toy)
-    assert "one at a time" in found["said"] and found["launched_by"] == "nothing"
-    monkeypatch.setattr(engines, "notice", lambda device: "")
-    with pytest.raises(link.Wrong, match="without the kernels"):
-        engines.no_compiler(toy)
-
-
 @pytest.mark.long(0.1)
 def test_an_answer_without_a_compiler_with_the_kernels(
     tmp_path: Path, fake_kernels: FakeCuda, monkeypatch: pytest.MonkeyPatch

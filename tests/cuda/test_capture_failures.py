@@ -142,14 +142,6 @@ def test_after_an_error_that_is_nobodys_it_is_captured_again(model: Path, led: t
         is_as_before(engine, gpu)
 
 
-@pytest.mark.long(0.1)  # test_token_graph.py replays one, test_budget.py stays within what is reserved
-def test_the_budget_has_room_for_them(model: Path, gpu: FakeCuda) -> None:
-    with engine_on(model, SETTINGS) as engine:
-        answer(engine, 4)
-        assert graphs_of(engine).reason == "" and graphs_of(engine).replays > 0
-        assert gpu.memory.reserved <= engine.memory().used <= engine.memory().budget
-
-
 @pytest.mark.long(0.2)
 def test_without_it_they_would_exceed_the_budget(model: Path, gpu: FakeCuda, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("core.capacity.sizes.ROOM", 0)

@@ -115,14 +115,6 @@ def waits_of(engine: Engine, fake: FakeCuda) -> set[int]:
     return found
 
 
-@pytest.mark.long(0.1)  # test_token_graph.py counts the waits of a token as well
-def test_the_host_waits_once_a_token(model: Path, fake_kernels: FakeCuda) -> None:
-    with engine_on(model, Case("lru").settings("host")) as engine:
-        assert min(waits_of(engine, fake_kernels)) >= engine.shape.layers
-        engine.change({"gpu_decode": "device"})
-        assert waits_of(engine, fake_kernels) == {1}
-
-
 @pytest.mark.long(0.1)
 def test_a_token_stopped_between_its_layers_leaves_nothing_that_races(
     model: Path, fake_kernels: FakeCuda, monkeypatch: pytest.MonkeyPatch
@@ -229,21 +221,6 @@ def test_kernels_that_do_not_run_are_noticed_and_a_lack_of_memory_is_tried_again
         assert list(engine.generate(PROMPT, Sampling(max_new_tokens=4)))
 
 
-def too_early(patch: pytest.MonkeyPatch, fake: FakeCuda) -> None:
-    """The table names slots whose copies are under way."""
-    real = AddressTable._update
-
-    def update(self: AddressTable, landed: Any) -> None:
-        copies = self._expert_cache.copies
-        tickets, copies.tickets = copies.tickets, {}
-        try:
-            real(self, landed)
-        finally:
-            copies.tickets = tickets
-
-    patch.setattr(AddressTable, "_update", update)
-
-
 def too_late(patch: pytest.MonkeyPatch, fake: FakeCuda) -> None:
     """The table still names slots that others are copied into."""
     real, calls = AddressTable._update, []
@@ -254,14 +231,6 @@ def too_late(patch: pytest.MonkeyPatch, fake: FakeCuda) -> None:
             real(self, landed)
 
     patch.setattr(AddressTable, "_update", update)
-
-
-def not_waited_for(patch: pytest.MonkeyPatch, fake: FakeCuda) -> None:
-    """The host admits experts while the token is still computed."""
-    begin, stream, begun = AddressTable.sync_table, fake.clocks.default, list[None]()
-    wait = stream.synchronize
-    patch.setattr(AddressTable, "sync_table", lambda self: (begin(self), begun.append(None))[0])
-    patch.setattr(stream, "synchronize", lambda: begun.clear() if begun else wait())
 
 
 @pytest.fixture
@@ -276,20 +245,6 @@ def logits_of(
     with engine_on(model, case.settings(decode)) as engine:
         plant()
         return answer(engine, 24).logits
-
-
-@pytest.mark.long(0.1)  # it tries the fake GPU; the tests of bits and routing above guard the engine
-@pytest.mark.parametrize(
-    "fault",
-    layered([too_early, not_waited_for], quick=lambda fault: fault is too_early),
-    ids=lambda fault: fault.__name__,
-)
-def test_planted_races_are_found(
-    fault: Callable[[pytest.MonkeyPatch, FakeCuda], None], model: Path, patch: pytest.MonkeyPatch
-) -> None:
-    with installed(FakeCuda(), kernels=True) as fake:  # anyone may leave, also who was just read in another layer
-        logits_of(model, "device", lambda: fault(patch, fake), Case("random", "global"))
-    assert fake.races.found
 
 
 @pytest.mark.long(0.1)

@@ -7,9 +7,8 @@ import pytest
 import torch
 
 from tests.fake_cuda import FakeCuda, installed
-from tests.fake_cuda.clocks import Clocks, Event, Stream
+from tests.fake_cuda.clocks import Clocks
 from tests.fake_cuda.faults import Faults
-from tests.fake_cuda.memory import MIB, DeviceMemory
 from tests.fake_cuda.races import Races
 from tests.fake_cuda.threads import traced_threading
 
@@ -120,59 +119,6 @@ def test_memory_freed_while_it_is_read_is_found(fake: FakeCuda) -> None:
         assert bool(fake.races.found) is not waits
 
 
-def test_an_event_is_reached_some_time_and_has_no_time_before() -> None:
-    clocks = Clocks(random.Random(0), Faults())
-    stream, begin, end = Stream(clocks), Event(clocks, True), Event(clocks, True)
-    assert begin.query()  # nothing was recorded
-    begin.record(stream)
-    end.record(stream)
-    with pytest.raises(RuntimeError, match="not ready"):
-        begin.elapsed_time(end)
-    assert True in [end.query() for _ in range(64)]
-    assert begin.elapsed_time(end) > 0
-
-
-def test_a_segment_is_shared_kept_and_given_back() -> None:
-    memory = DeviceMemory(64 * MIB)
-    small = memory.allocate(1000)
-    assert (memory.allocated, memory.reserved) == (1024, 2 * MIB)
-    first = memory.allocate(3 * MIB)
-    second = memory.allocate(9 * MIB)
-    assert memory.reserved == 22 * MIB  # both in one segment of 20
-    memory.free(*first)
-    memory.empty_cache()
-    assert memory.reserved == 22 * MIB  # it is still in use
-    memory.free(*second)
-    large = memory.allocate(11 * MIB)
-    assert memory.reserved == 22 * MIB  # the freed parts were joined
-    with pytest.raises(torch.OutOfMemoryError):
-        memory.allocate(43 * MIB)
-    whole = memory.allocate(42 * MIB)
-    assert memory.available == 0
-    for one in (small, large, whole):
-        memory.free(*one)
-    memory.empty_cache()
-    assert (memory.allocated, memory.reserved) == (0, 0) and memory.most_reserved == 64 * MIB
-
-
-def test_tensors_count_while_they_live_and_know_their_device(fake: FakeCuda) -> None:
-    with installed(fake):
-        x = torch.zeros(1 << 18, device="cuda")
-        assert str(x.device) == "cuda:0" and x.is_cuda and not x.cpu().is_cuda
-        y = x + 1
-        assert y.is_cuda and y.view(-1, 2)[0].is_cuda and x.new_empty(3).is_cuda and torch.empty_like(x).is_cuda
-        assert fake.memory.allocated == 2 << 20
-        layer = torch.nn.Linear(512, 512).to("cuda")
-        assert layer(x.view(512, 512)).is_cuda
-        assert fake.memory.allocated == (3 << 20) + 2048
-        with pytest.raises(RuntimeError, match="same device"):
-            x + torch.zeros(1 << 18)
-        with pytest.raises(TypeError):
-            x.numpy()
-        del x, y, layer
-        assert fake.memory.allocated == 0
-
-
 def test_pinned_memory_is_rounded_up_kept_and_refused(fake: FakeCuda) -> None:
     fake.pinned.limit = 3 << 20
     with installed(fake):
@@ -191,48 +137,3 @@ def test_pinned_memory_is_rounded_up_kept_and_refused(fake: FakeCuda) -> None:
             torch.zeros(1, device="cuda")
         assert runtime.cudaHostRegister(slab.data_ptr(), 1 << 20, 0) == 0 and slab.is_pinned()
         assert runtime.cudaHostUnregister(slab.data_ptr()) == 0 and not slab.is_pinned()
-
-
-def test_a_lost_device_does_nothing_more(fake: FakeCuda) -> None:
-    with installed(fake):
-        fake.faults.lose_device(lambda call: call == "event.record")
-        x = torch.zeros(4, device="cuda")
-        with pytest.raises(RuntimeError, match="illegal memory access"):
-            torch.cuda.Event().record()
-        with pytest.raises(RuntimeError, match="illegal memory access"):
-            x + 1
-
-
-def test_a_graph_computes_when_it_is_replayed_and_what_its_inputs_then_are(fake: FakeCuda) -> None:
-    with installed(fake):
-        x, kept = torch.ones(4, device="cuda"), torch.zeros(4, device="cuda")
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, capture_error_mode="thread_local"):
-            y = (x.view(2, 2) * 2).sum()
-            kept.copy_(x + 1)
-        assert bool(y.isnan())
-        graph.replay()
-        assert float(y) == 8 and kept.tolist() == [2] * 4
-        x.fill_(3)
-        graph.replay()
-        assert float(y) == 24 and kept.tolist() == [4] * 4
-
-
-@pytest.mark.parametrize("what", ["item", "synchronize", "pin", "copy"])
-def test_who_captures_waits_for_nothing(fake: FakeCuda, what: str) -> None:
-    with installed(fake):
-        x, graph = torch.ones(4, device="cuda"), torch.cuda.CUDAGraph()
-        calls = {
-            "item": lambda: x.sum().item(),
-            "synchronize": torch.cuda.synchronize,
-            "pin": lambda: torch.zeros(4).pin_memory(),
-            "copy": lambda: torch.zeros(4).to("cuda"),
-        }
-        with (
-            pytest.raises(RuntimeError, match="previous error during capture"),
-            torch.cuda.graph(graph, capture_error_mode="thread_local"),
-            pytest.raises(RuntimeError, match="not permitted"),
-        ):
-            calls[what]()
-        with pytest.raises(RuntimeError, match="without a preceding"):
-            graph.replay()

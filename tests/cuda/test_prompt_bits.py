@@ -9,7 +9,6 @@ import torch
 from core.engine import Engine
 from core.hf.cached_pass import cached_pass
 from core.memory.codec import quantize
-from core.runtime.grouped import FEW
 from tests.cuda.conftest import engine_on
 from tests.fake_cuda import FakeCuda
 from tests.selection import layered
@@ -38,14 +37,3 @@ def test_residency_changes_no_bit_of_a_prompt(fake_kernels: FakeCuda, model: Pat
             found[budget] = [logits(engine, tokens) for tokens in (20, 40)]  # 5 and 10 rows of an expert, more and less
     for want, got in zip(found["all"], found["50%"], strict=True):
         assert torch.equal(want, got), (len(want), (want - got).abs().max())
-
-
-@pytest.mark.long(0.1)  # it tries the fake GPU; the test above guards the engine
-def test_the_products_of_the_fake_gpu_differ(fake_kernels: FakeCuda, model: Path) -> None:
-    """Otherwise the test above could not fail."""
-    with engine_on(model, {"budget": "all", "predictor": "none"}, format="int4-g32") as engine:
-        math = engine.wiring.math[0]
-        x = torch.randn(FEW + 1, math.inputs, generator=torch.Generator().manual_seed(0)).to("cuda")
-        slot = engine.expert_cache.sample(1)[0]
-        assert math.grouped is not None
-        assert not torch.equal(math.grouped.few([slot] * len(x), x), math.grouped.many([slot], [len(x)], x))

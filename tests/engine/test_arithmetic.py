@@ -1,5 +1,4 @@
-"""Which arithmetic computes a load, and its distance from the reference: measured, kept, and in all that is told of an
-answer."""
+"""The arithmetic of a load: its distance is measured, kept and told; it leaves torch's threads to others."""
 
 import json
 import logging
@@ -9,11 +8,12 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from statistics import stdev
+from typing import Any
 
 import pytest
 import torch
 
-from core.engine import Engine, arithmetic, program_trial
+from core.engine import Engine, arithmetic, program_trial, wiring
 from core.engine.arithmetic import BOUND, ENOUGH, ROUNDING_BF16, Arithmetic, Distance, kept_in
 from core.engine.batch_request import BatchRequest
 from core.engine.distance import PIECES, compare, distance_of, within
@@ -21,14 +21,16 @@ from core.engine.program_trial import MEASURING
 from core.errors import SettingError
 from core.measure.distance import measure, measured
 from core.memory.store import Cancelled
+from core.runtime.warmup import choose_threads
 from core.settings.config import Settings
 from core.settings.loading import LoadSpec
 from core.settings.param import declared
 from core.settings.sampling import Sampling
 from core.system.native.compile import supported
 from tests.checkpoints import make_checkpoint
-from tests.loaded import unloading
+from tests.loaded import loaded, unloading
 from tests.logged import Logged
+from tests.threads import torch_threads
 from tests.tiny_tokenizer import save_tokenizer
 
 pytestmark = pytest.mark.skipif(not supported(), reason="no kernels for this CPU")
@@ -260,3 +262,23 @@ def test_what_is_compared() -> None:
     assert nll == pytest.approx([math.log(2), 0.0]) and nll_fast == pytest.approx([math.log(4), math.log(4)])
     assert kl == pytest.approx([0.5 * math.log(2) + 0.25 * math.log(0.5), math.log(4)])
     assert agreed == [0.0, 0.0]
+
+
+def test_a_load_chooses_among_all_threads_after_its_trials_and_after_other_loads(
+    model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(arithmetic, "_of_process", {})
+    monkeypatch.setattr(arithmetic, "_file", None)
+    offered: list[int] = []
+
+    def offer(*about: Any, **how: Any) -> Any:
+        offered.append(torch.get_num_threads())
+        return choose_threads(*about, **how)
+
+    monkeypatch.setattr(wiring, "choose_threads", offer)
+    with torch_threads(2):
+        for arithmetics in ("auto", "auto", "reference"):
+            with loaded(model, {"budget": "100%"}, context=128, arithmetic=arithmetics) as engine:
+                assert list(engine.generate("a few words", Sampling(max_new_tokens=3, temperature=0.0)))
+            assert torch.get_num_threads() == 2
+    assert offered == [2, 2, 2]

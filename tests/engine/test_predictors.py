@@ -12,7 +12,6 @@ from transformers import DynamicCache
 
 from core.engine import Engine
 from core.hf.cached_pass import cached_pass
-from core.hf.files import model_path
 from core.policy.predict import Prediction, Predictor, View
 from core.runtime.batch import Batch, Share
 from core.runtime.prediction import predictor_host
@@ -58,14 +57,6 @@ def tiny(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     path = save_tokenizer(make_checkpoint(request.param, tmp_path_factory.mktemp(request.param)))
     settings = Settings({"budget": "50%", "scope": "global"})
     case = open_case(path, LoadSpec.checked(str(path), settings, dtype="float32", context=256))
-    yield case
-    case.engine.unload()
-
-
-@pytest.fixture(scope="module")
-def demo() -> Iterator[Case]:
-    settings = Settings({"budget": "50%", "scope": "global", "link": "own"})
-    case = open_case(model_path("demo"), LoadSpec.checked("demo", settings, dtype="float32", context=256))
     yield case
     case.engine.unload()
 
@@ -126,12 +117,6 @@ def check(case: Case, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
 )
 def test_no_predictor_changes_a_logit(tiny: Case, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     check(tiny, name, monkeypatch)
-
-
-@pytest.mark.long(0.1)
-@pytest.mark.parametrize("name", NAMES)
-def test_no_predictor_changes_a_logit_of_the_demo_model(demo: Case, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    check(demo, name, monkeypatch)
 
 
 @pytest.mark.parametrize("name", layered(NAMES, quick=lambda name: name == "gate"))

@@ -103,17 +103,6 @@ def test_everything_is_dropped_on_unload(model: Path) -> None:
     assert len(kept) == 0 and kept.bytes == 0
 
 
-def test_under_memory_pressure_the_oldest_are_dropped(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
-    text, _ = ask(engine, FIRST)
-    ask(engine, [1, *FIRST])
-    assert engine.memory().kept > 0
-    monkeypatch.setattr(engine.parts.memory.prefix_cache, "_free", lambda: 0)
-    other, _ = ask(engine, [2, *FIRST])
-    assert engine.memory().kept == 0
-    assert cached(engine, [*other, *NEXT]) == len(other) - 1, "what needs no host memory is still continued"
-    assert cached(engine, [*text, *NEXT]) == 0
-
-
 def test_an_exact_answer_takes_over_no_lossy_token(engine: Engine) -> None:
     text, pieces = ask(engine, FIRST)
     plain = engine.parts.memory.prefix_cache._texts[-1].kv

@@ -17,7 +17,7 @@ from core.runtime.sequence_kv import SequenceKV
 from core.types import Phase
 from tests.checkpoints import ARCHITECTURES, make_checkpoint
 from tests.equality.passes import plain_transformers
-from tests.equality.test_more import KNOWN, load
+from tests.equality.test_logits import KNOWN, load
 from tests.selection import layered
 from tests.tiny_tokenizer import save_tokenizer
 

@@ -21,7 +21,7 @@ from core.settings.sampling import Sampling
 from core.types import Ids
 from tests.checkpoints import make_checkpoint, random_model
 from tests.decoded import greedy
-from tests.equality.fast import CLOSE, OTHERS, distance, load, logits, read
+from tests.equality.fast import CLOSE, OTHERS, load, logits, read
 from tests.equality.passes import PROMPT, plain_transformers, run
 from tests.equality.test_fast import pytestmark as pytestmark
 from tests.loaded import unloading
@@ -95,12 +95,6 @@ def test_no_bit_depends_on_how_it_is_computed(engine: Engine) -> None:
                     assert torch.equal(logits(engine, TEXT, cuts, others), wanted), (threads, cuts, others)
     finally:
         share(before)
-
-
-@pytest.mark.long(0.1)  # test_biases_of_experts_and_sinks has codes, of layers with heads
-@pytest.mark.parametrize("dense", ["checkpoint", "int4-g32"])
-def test_rounded_weights(path: Path, dense: str) -> None:
-    assert distance(path, format="int4-g32-sym", dense=dense) < ROUNDED
 
 
 @pytest.mark.long(0.1)  # above, states in 32 bits; codes: test_fast.py

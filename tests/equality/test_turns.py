@@ -24,7 +24,7 @@ from core.types import Ids
 from tests.checkpoints import make_checkpoint
 from tests.decoded import greedy
 from tests.equality.passes import plain_transformers
-from tests.equality.test_more import load
+from tests.equality.test_logits import load
 from tests.selection import layered
 from tests.tiny_tokenizer import save_tokenizer
 

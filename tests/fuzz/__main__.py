@@ -2,13 +2,23 @@
 
 import argparse
 import json
+import random
 import sys
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from tests.fuzz.kinds import KINDS
-from tests.fuzz.mutant import Mutant
-from tests.fuzz.runner import HANG_S, Asked, cores
-from tests.fuzz.session import Session
+from tests.fuzz.kinds import KINDS, WEIGHTS
+from tests.fuzz.mutant import GOOD, Mutant
+from tests.fuzz.runner import HANG_S, Asked, cores, each
+from tests.fuzz.session import SEEDS, go_through
+
+
+def endless(kinds: list[str], seed: int) -> Iterator[Asked]:
+    """Fresh seeds for ever; some kinds have more to be found than others."""
+    rng, weights = random.Random(seed), [WEIGHTS.get(kind, 1) for kind in kinds]
+    while True:
+        yield {"kind": rng.choices(kinds, weights)[0], "seed": seed}
+        seed += 1
 
 
 def main(arguments: list[str]) -> int:
@@ -16,7 +26,7 @@ def main(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.fuzz", description=__doc__)
     parser.add_argument("--kind", choices=[*KINDS, "all"], default="all", help="what is mutated (default: all)")
     parser.add_argument("--seed", type=int, metavar="N", help="the first seed (default: a random one)")
-    parser.add_argument("--count", type=int, metavar="N", help="how many mutants (default: 1 with --seed)")
+    parser.add_argument("--count", type=int, metavar="N", default=1, help="how many mutants (default: 1)")
     parser.add_argument("--minutes", type=float, metavar="M", help="go on for so long, with fresh seeds")
     parser.add_argument("--mutant", type=Path, metavar="FILE", help="replay a mutant from a JSON file, such as a seed")
     parser.add_argument("--workers", type=int, default=cores(), metavar="N", help="processes (default: a core each)")
@@ -24,14 +34,19 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--no-keep", action="store_true", help="do not write what was found to seeds/")
     args = parser.parse_args(arguments)
     kinds = list(KINDS) if args.kind == "all" else [args.kind]
-    session = Session(kinds, args.workers, args.hang, keep=not args.no_keep)
-    asked: list[Asked] | None = None
+    first = args.seed if args.seed is not None else random.SystemRandom().randrange(10**9)
+    asked: Iterable[Asked] = each(kinds, range(first, first + args.count))
     if args.mutant is not None:
         asked = [Mutant.of(json.loads(args.mutant.read_text(encoding="utf-8"))["mutant"]).plain()]
-    elif args.minutes is None:
-        first = args.seed if args.seed is not None else session.first
-        asked = [{"kind": kinds[n % len(kinds)], "seed": first + n} for n in range(args.count or 1)]
-    return session.run(asked, args.minutes)
+    elif args.minutes is not None:
+        asked = endless(kinds, first)
+    minutes = args.minutes if args.minutes is not None else float("inf")
+    counts = go_through(asked, args.workers, args.hang, minutes, None if args.no_keep else SEEDS)
+    for (kind, outcome), count in sorted(counts.items()):
+        print(f"{kind}: {count} {outcome}")
+    bad = sum(count for (_, outcome), count in counts.items() if outcome not in GOOD)
+    print(f"{bad or 'None'} of {counts.total():,} to be mended; the seeds began with {first}.")
+    return 1 if bad else 0
 
 
 if __name__ == "__main__":

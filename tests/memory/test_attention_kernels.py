@@ -1,5 +1,5 @@
 """The kernels of a decoded token's attention, compiled for GPUs without having one. Their results: test_interpreted.py,
-tests/gpu/test_attention.py."""
+tests/gpu/test_kernels.py."""
 
 from pathlib import Path
 

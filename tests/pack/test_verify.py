@@ -225,9 +225,14 @@ CASES: list[tuple[str, Change, str]] = [
     ("a file less", drop("files", "experts-00001.bin"), "does not name experts-00001.bin"),
     ("no dense weights", drop("files", "model.safetensors"), "does not name model.safetensors"),
     ("no config", drop("files", "config.json"), "does not name config.json"),
-    ("a file above", put({"bytes": 1, "sha256": "", "head": ""}, "files", "../secret"), "names the file '../secret'"),
-    ("a name with NUL", put({"bytes": 1, "sha256": "", "head": ""}, "files", "a\0b"), "names the file 'a.*b'"),
-    ("itself", put({"bytes": 1, "sha256": "", "head": ""}, "files", "moestro.json"), "names the file 'moestro.json'"),
+    *(
+        (
+            f"a file {name!r}",
+            put({"bytes": 1, "sha256": "", "head": ""}, "files", name),
+            "which cannot be one of its own",
+        )
+        for name in ("moestro.json", "../x", "/x", "..", ".", "", "a\0b", "a/b", "a\\b", "C:x")
+    ),
     ("a file of negative size", put(-1, "files", "config.json", "bytes"), "config.json.bytes is -1"),
     ("a file of a text's size", put("9", "files", "config.json", "bytes"), "config.json.bytes is '9'"),
     ("a file with more to say", put(1, "files", "config.json", "x"), "config.json.x is unknown"),

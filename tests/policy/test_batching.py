@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 from core.policy.batching import NoScheduler, RandomScheduler, Scheduler, TokenScheduler, batch_accuracy, union_size
 from core.policy.batching.scheduler import _growth, _packed, in_order
 from core.policy.batching.unions import Paths
-from core.settings.registry import variants
 
 
 def drawn(seed: int, n: int, layers: int, experts: int, k: int, kinds: int = 0) -> Paths:
@@ -107,10 +106,6 @@ def test_batches_that_are_not_full(scheduler: Scheduler, n: int, size: int) -> N
 def test_all_the_same_and_none_at_all() -> None:
     for paths in (np.ones((6, 8), np.bool_), np.zeros((6, 8), np.bool_)):
         assert sorted(map(len, TokenScheduler().regroup(paths, 3))) == [3, 3]
-
-
-def test_the_controls_are_registered() -> None:
-    assert [one.name for one in variants("scheduler")] == ["none", "random", "similarity"]
 
 
 def unions(*layers: Sequence[int]) -> np.ndarray:

@@ -77,38 +77,12 @@ def exposed(curves: Curves, times: LayerTimes, slots: Any, theta: float | None =
     return waits
 
 
-def test_two_layers_by_hand() -> None:
-    """Layer 0: 1.5 slots, window 2 + 1. Three experts have their halves resident, 2 x .85 x .5 = .85; the first of the
-    ranking is copied in (1 - .9 x .5) x 3 = 1.65 ms and adds .55 x .8 = .44; with the second, 3.45 ms, it is too late.
-    So m = 1.29, T_hide = 2.58, T_miss = 2.13: nothing is exposed, and 4 - 2.13 + 1 = 2.87 ms are left to layer 1.
-    There .5 slots are best as sixths of three: .85 / 3 + .85 x .8 = .96333, T_hide = 1.92667, T_miss = 3.11.
-    """
-    split = split_experts(by_hand(2), TIMES, np.array([[1.5, 0.5]]))
-    assert split.cached.tolist() == [[3, 3]]
-    assert split.theta[0] == pytest.approx([0.5, 1 / 6])
-    assert split.ready[0] == pytest.approx([1.29, 0.85 / 3 + 0.68])
-    assert split.window_ms[0] == pytest.approx([3.0, 2.87])
-    assert split.exposed_ms[0] == pytest.approx([0.0, 3.11 - 1.92 - 0.02 / 3])
-    plan = CachePlan.of(np.array([[1.5, 0.5]]), split, TIMES)
-    assert (plan.budget, plan.compute_ms) == (2.0, 12.0)
-    assert plan.tpot_ms == pytest.approx(12.0 + 3.11 - 1.92 - 0.02 / 3)
-
-
 def test_equal_sizes_give_the_smallest() -> None:
     """Everything is predicted and there is time for it: every size is as good."""
     curves = by_hand(1)
     sure = Curves(2, 1, curves.hit, np.ones((1, 4)), np.zeros((1, 5, 4)))
     found = split_layer(sure, 0, np.array([0.0, 2.0]), np.array([100.0, 100.0]), 1.0)
     assert found.cached.tolist() == [1, 1] and found.ready.tolist() == [2.0, 2.0]
-
-
-def test_a_given_split_holds_what_its_tops_leave_room_for() -> None:
-    curves, slots = by_hand(1), np.array([[1.2]])
-    cached = {theta: split_experts(curves, TIMES, slots, theta).cached[0, 0] for theta in (0.0, 0.1, 0.4, 0.5, 1.0)}
-    assert cached == {0.0: 0, 0.1: 4, 0.4: 3, 0.5: 2, 1.0: 1}
-    nothing = split_experts(curves, TIMES, slots, 0.0)  # prefetch only: 3 ms for one, the second is too late
-    assert nothing.ready[0, 0] == pytest.approx(0.8)
-    assert split_experts(curves, TIMES, np.array([[0.5]]), 1.0).cached[0, 0] == 0
 
 
 @given(

@@ -56,20 +56,7 @@ def test_the_closed_form_is_the_best_of_all_numbers(seed: int) -> None:
         assert played[to_host(costs, layer)] == pytest.approx(min(played)), (one, costs, layer)
 
 
-def test_all_by_either_are_among_the_choices() -> None:
-    slow = Costs(1.0, 0.0, 0.01, 0.01, 0.0, 0.01)
-    assert to_host(slow, Layer(4, 8)) == 8
-    fast = Costs(0.001, 0.0, 0.01, 0.01, 0.0, 1.0)
-    assert to_host(fast, Layer(4, 8)) == 0
-    alike = Costs(0.1, 0.0, 0.0, 0.0, 0.0, 0.1)
-    assert to_host(alike, Layer(4, 8)) == 4
-
-
 def test_a_link_that_is_behind_leaves_more_to_the_host() -> None:
     costs = Costs(0.1, 0.0, 0.0, 0.0, 0.0, 0.1)
     counts = [to_host(costs, Layer(0, 8, backlog_s)) for backlog_s in (0.0, 0.2, 0.4, 2.0)]
     assert counts == sorted(counts) and counts[0] == 4 and counts[-1] == 8
-
-
-def test_a_fixed_cost_above_every_copy_keeps_the_host_out() -> None:
-    assert to_host(Costs(0.001, 0.0, 0.001, 0.001, 1.0, 0.0), Layer(2, 8)) == 0

@@ -6,7 +6,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from core.policy.predict import Prediction, Predictor
+from core.policy.predict import Prediction
 from core.policy.predict.base import State, union
 from core.policy.predict.ranking import Again
 from tests.policy.views import Known, Looking, Pass, make
@@ -128,9 +128,3 @@ def test_a_layer_that_needs_no_prediction_is_counted_as_others_by_hand() -> None
         passed.passed(1, [0, 1])
     last = Fixed(2, [0, 1], {})
     assert called.predict(last) == passed.predict(last) == [(0, 3, 0.5), (0, 2, 0.5)]  # 3 came again: (1 + 1) / (2 + 2)
-
-
-def test_none_is_silent() -> None:
-    predictor: Predictor = make("none")
-    assert not predictor.looks and not predictor.asks
-    assert list[Prediction](predictor.predict(Fixed(0, [0, 1], {}))) == []

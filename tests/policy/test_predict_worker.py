@@ -9,7 +9,7 @@ from core.policy.predict import Oracle
 from core.policy.predict.path_messages import answer, question
 from core.policy.predict.path_reader import PathReader, needed
 from core.policy.predict.worker import InlineWorker
-from core.settings.registry import create, variants
+from core.settings.registry import create
 from tests.policy.views import Looking, make, random_passes, shown
 
 LAYERS, EXPERTS, K = 6, 8, 2
@@ -126,7 +126,3 @@ def test_the_oracle_names_exactly_what_comes(distance: int, begins: bool) -> Non
             ahead = future[at * LAYERS + layer + 1 :][: min(distance, LAYERS)]
             assert [(g.layer, g.expert) for g in predicted] == [(of, e) for _, of, ids in ahead for e in sorted(ids)]
             assert all(g.score == 1.0 for g in predicted)
-
-
-def test_the_oracle_cannot_be_chosen() -> None:
-    assert "oracle" not in [v.name for v in variants("predictor")]

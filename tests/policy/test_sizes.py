@@ -1,6 +1,5 @@
 """Sizes of a cache per layer, the entropy of gate weights, and experts that stand out."""
 
-import math
 from collections.abc import Sequence
 from itertools import product
 from typing import Any
@@ -47,15 +46,9 @@ def test_hit_curves_by_hand() -> None:
     assert np.allclose(hit_curves(counts), [[0, 0.6, 0.9, 1, 1], [0, 0.25, 0.5, 0.75, 1]])
 
 
-def test_greedy_by_hand() -> None:
-    # Layer 0 has one favourite, layer 1 uses all alike: after one each, layer 1's next slots answer more.
-    gained = gains(np.array([[97, 1, 1, 1], [25, 25, 25, 25]]))
-    assert greedy(gained, 4, [1, 1]) == [1, 3]
-    assert greedy(gained, 5, [1, 1]) == [1, 4]
-    assert greedy(gained, 5, [2, 1]) == [2, 3]
-    assert greedy(gained, 6, [1, 1]) == [2, 4]
-    assert greedy(gained, 3, [2, 2]) == [2, 1]  # too few for all: evenly
-    assert greedy(gains(np.zeros((3, 4))), 7, [1, 1, 1]) == [3, 2, 2]  # nothing known: evenly, earlier first
+def test_greedy_divides_evenly_where_there_is_too_little_for_all_or_nothing_is_known() -> None:
+    assert greedy(gains(np.array([[97, 1, 1, 1], [25, 25, 25, 25]])), 3, [2, 2]) == [2, 1]
+    assert greedy(gains(np.zeros((3, 4))), 7, [1, 1, 1]) == [3, 2, 2]  # earlier first
 
 
 @given(counts=counted, wanted=asked())
@@ -167,12 +160,6 @@ def test_the_figures_of_profiles_and_recordings_keep_their_bits(experts: int) ->
     expected = np.clip(-(shares * logs).sum(-1) / max(np.log(experts), 1e-30), 0.0, 1.0)
     assert entropy(weights).tobytes() == expected.tobytes()
     assert entropy(weights.reshape(5, 100, experts)).tobytes() == expected.tobytes()
-
-
-def test_by_hand() -> None:
-    weights = [0.3, 0.1]
-    bits = -(0.75 * math.log2(0.75) + 0.25 * math.log2(0.25))
-    assert entropy_of_token(weights) == pytest.approx(bits) == float(entropy(np.array(weights)))
 
 
 L, E = 8, 64  # of which the first six layers are looked at

@@ -3,8 +3,6 @@
 import gc
 import os
 import shutil
-import subprocess
-import sys
 import threading
 import tracemalloc
 from collections import Counter
@@ -182,24 +180,6 @@ def test_cancelling_leaves_no_files(engine: Engine, tmp_path: Path, place: str) 
     assert os.listdir(tmp_path) == []
     if free[0]:
         assert free[0] == open_files + 2 and len(os.listdir("/proc/self/fd")) == open_files
-
-
-KILLED = """
-import numpy as np, os, signal, sys
-from pathlib import Path
-from core.measure.calibrate.state_file import StateFile
-file = StateFile(np.dtype([("x", np.int16)]), lambda records: None, Path(sys.argv[1]))
-file.write(np.zeros(100_000, [("x", np.int16)]))
-file._file.flush()
-os.kill(os.getpid(), signal.SIGKILL)
-"""
-
-
-@pytest.mark.long(0.1)  # the files of a running calibration have no names: the test above
-@pytest.mark.skipif(os.name != "posix", reason="kills a process by a signal")
-def test_a_process_that_is_killed_leaves_no_files(tmp_path: Path) -> None:
-    ended = subprocess.run([sys.executable, "-c", KILLED, tmp_path], cwd=Path(__file__).parents[2], check=False)
-    assert ended.returncode == -9 and os.listdir(tmp_path) == []
 
 
 def test_a_disk_without_room_is_refused_before_anything_is_read(

@@ -23,7 +23,7 @@ from core.settings.param import Choice
 from core.simulate import Config
 from core.simulate.curves import CurveMeter, measure_curves, routed_curves
 from core.simulate.run import maker
-from tests.simulate.test_cache import request
+from tests.simulate.test_simulate import request
 
 LAYERS, EXPERTS, K = 2, 6, 2
 

@@ -1,26 +1,34 @@
-"""A worker in a process of its own answers as it does here; it is modest, and leaves nothing behind however it ends."""
+"""A worker in a process of its own answers as it does here, through shared memory, and leaves nothing behind."""
 
+import ctypes
+import struct
 import subprocess
 import sys
 import threading
 import time
 from collections.abc import Iterator
+from multiprocessing.connection import Connection
+from multiprocessing.sharedctypes import RawArray
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import psutil
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from core.policy.predict.map_search import followed, opened
 from core.policy.predict.path_messages import Share, asked
 from core.policy.predict.worker import InlineWorker, WorkerTask
 from core.policy.predict.workers import make_worker
 from core.runtime.prediction.worker.process_worker import MOST, NICENESS, ProcessWorker
-from core.system.worker_process import SPAWN
+from core.runtime.prediction.worker.ring import COUNTS, FRAME, Ring
+from core.system.worker_process import SPAWN, WorkerProcess
 from tests.logged import Logged
 from tests.policy.views import HIDDEN, drawn_path
 from tests.prediction.worker.deaf import deaf, failing
+from tests.selection import examples
 
 LAYERS, EXPERTS, WAIT_S = 4, 6, 30
 ROOT = Path(__file__).resolve().parents[3]
@@ -183,3 +191,52 @@ def test_one_that_does_not_start_is_said_once(executable: str, caplog: Logged) -
     assert (apart.wait(), apart.behind, apart.ready) == ([], 0, True)
     assert ["worker process died" in record.getMessage() for record in caplog.records] == [True]
     apart.close()
+
+
+@examples(40)
+@given(st.lists(st.one_of(st.none(), st.binary(max_size=30)), max_size=60))
+def test_what_is_put_comes_out_in_order_and_what_has_no_room_is_refused(moves: list[bytes | None]) -> None:
+    """None: the reader takes one. Room for 64 bytes, so that it often goes round."""
+    ring, held = Ring(memoryview(bytearray(COUNTS + 64))), list[bytes]()
+    for move in moves:
+        if move is None:
+            assert ring.get() == (held.pop(0) if held else None)
+        else:
+            room = 64 - sum(len(one) + FRAME.size for one in held)
+            assert ring.put(move) is (len(move) + FRAME.size <= room)
+            held += [move] * (len(move) + FRAME.size <= room)
+    assert [ring.get() for _ in held] == held
+    assert ring.get() is None
+
+
+@pytest.mark.parametrize("torn", [0, 4, FRAME.size, FRAME.size + 3])
+def test_a_message_counts_only_when_all_of_it_has_arrived(torn: int) -> None:
+    """The count is there, and a byte of the length, of the checksum or of the message is not yet."""
+    memory = bytearray(COUNTS + 64)
+    ring = Ring(memoryview(memory))
+    ring.put(b"abcdef")
+    whole = memory[COUNTS + torn]
+    memory[COUNTS + torn] ^= 0xFF
+    assert ring.get() is None
+    memory[COUNTS + torn] = whole
+    assert ring.get() == b"abcdef"
+
+
+def read_and_answer(pipe: Connection, memory: Any) -> None:
+    """In another process."""
+    view = memoryview(memory).cast("B")
+    pipe.send(struct.unpack("<q", view[:8]))
+    view[8:16] = struct.pack("<q", 78)
+    pipe.send("written")
+    pipe.recv()
+
+
+def test_memory_is_shared() -> None:
+    ours = RawArray(ctypes.c_byte, 4096)
+    view = memoryview(ours).cast("B")
+    view[:8] = struct.pack("<q", 77)
+    process = WorkerProcess(read_and_answer, ours)
+    assert process.pipe.recv() == (77,)
+    assert process.pipe.recv() == "written"
+    assert struct.unpack("<q", view[8:16]) == (78,)
+    process.end()

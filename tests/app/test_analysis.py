@@ -77,7 +77,7 @@ def test_a_chat_is_put_through_every_policy_and_budget(chatted: tuple[Host, int]
     assert (job.state, job.error, job.share) == ("done", "", 1.0)
     made = host.analyst.table
     assert {(row.policy, row.slots) for row in made.rows} == {
-        (policy, slots) for policy in ("lru", "lcp", "lfu", "fifo", "lfru") for slots in (16, 32, 64)
+        (policy, slots) for policy in ("lru", "lfu", "fifo", "lfru") for slots in (16, 32, 64)
     }
     assert (made.about.name, made.about.model) == ("“How does the cache behave?”", "demo")
     assert made.about.expert_bytes == SHAPE.expert_bytes

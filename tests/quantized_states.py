@@ -15,7 +15,7 @@ from safetensors.torch import load_file, save_file
 
 from tests.quantized import Packed, Tensors, Writer, Written, fp8, rounded
 
-PACKINGS = {8: ("8bit_u8", 1), 4: ("4bit_u8", 2), 3: ("3bit_32", 10), 2: ("2bit_u8", 4)}
+PACKINGS = {8: ("8bit_u8", 1), 4: ("4bit_u8", 2), 3: ("3bit_32", 10), 2: ("2bit_u8", 4), 1: ("1bit_u8", 8)}
 
 
 def hqq(bits: int, group: int, axis: int = 1) -> Writer:
@@ -152,7 +152,8 @@ def described(tensors: Tensors, bits: int) -> dict[str, str]:
     for name, tensor in tensors.items():
         if not name.endswith("_qdata"):
             continue
-        prefix, data = name.removesuffix("qdata"), {"dtype": {"_type": "torch.dtype", "_data": "bfloat16"}}
+        prefix = name.removesuffix("qdata")
+        data: dict[str, Any] = {"dtype": {"_type": "torch.dtype", "_data": "bfloat16"}}
         kind = "Int8Tensor"
         if tensor.dtype == torch.float8_e4m3fn:
             kind = "Float8Tensor"
@@ -161,6 +162,11 @@ def described(tensors: Tensors, bits: int) -> dict[str, str]:
         elif bits < 8:
             kind = "IntxUnpackedToInt8Tensor"
             data["target_dtype"] = {"_type": "torch.dtype", "_data": f"int{bits}"}
+        if kind != "Float8Tensor":
+            wide, groups = tensor.shape[-1], tensors[f"{prefix}scale"].shape[-1]
+            if kind == "Int4Tensor":
+                wide, groups = 2 * wide, tensors[f"{prefix}scale"].shape[-2]
+            data["block_size"] = [1] * (tensor.dim() - 1) + [wide // groups]
         parts = [part for part in ("qdata", "scale", "zero_point") if f"{prefix}{part}" in tensors]
         module, _, last = prefix.removesuffix("_").rpartition("._")
         said[f"{module}.{last}"] = {"_type": kind, "_data": data, "_tensor_data_names": parts}

@@ -53,6 +53,10 @@ def shorter(end: str, dim: int = 0) -> damage.Change:
     return damage.tensors(lambda t: {n: v.narrow(dim, 0, 1).clone() if n.endswith(end) else v for n, v in t.items()})
 
 
+def of_type(end: str, dtype: torch.dtype) -> damage.Change:
+    return damage.tensors(lambda t: {n: v.to(dtype) if n.endswith(end) else v for n, v in t.items()})
+
+
 def number(value: int) -> torch.Tensor:
     return torch.tensor(value, dtype=torch.int32)
 
@@ -86,6 +90,7 @@ DAMAGED: list[tuple[Case, damage.Change, str]] = [
     (HQQ, put(".packing", torch.tensor([*b"8bit_u8"], dtype=torch.uint8)), "do not fit a weight"),
     (HQQ, shorter(".W_q"), "do not fit a weight"),
     (HQQ, shorter(".zero"), "do not fit a weight"),
+    (HQQ, of_type(".scale", torch.int32), "do not fit a weight"),
     (TORCHAO, damage.without("_zero_point"), "lacks '_weight_zero_point'"),
     (TORCHAO, damage.without("_qdata"), "lacks '_weight_qdata'"),
     (TORCHAO, shorter("_scale"), "do not fit packed codes"),
@@ -93,6 +98,9 @@ DAMAGED: list[tuple[Case, damage.Change, str]] = [
     (TORCHAO, put("_qdata", torch.zeros(0, 5, dtype=torch.int8)), r"codes have the shape \(0, 5\)"),
     (TORCHAO, damage.headers(lambda said: {"format": "pt"}), "do not say what .* is: a tool"),
     (TORCHAO, damage.headers(lambda said: {n: t[:-1] for n, t in said.items()}), "do not say what .* is: a tool"),
+    (TORCHAO, of_type("_zero_point", torch.int8), "do not fit packed codes"),
+    (TORCHAO, of_type("_qdata", torch.int32), "do not fit packed codes"),
+    (TORCHAO, described(_data={"block_size": [1, 32]}), "do not fit packed codes"),
     (TORCHAO, described(_type="Int4TilePackedTo4dTensor"), "torchao's Int4TilePackedTo4dTensor: .*tinygemm.*original"),
     (TORCHAO, described(_type="NewTensor"), "NewTensor: of its classes Int4Tensor, .*Float8Tensor are read.*GGUF"),
     (TORCHAO, described(_type="Int8Tensor", _data=None), "do not fit codes"),
@@ -145,7 +153,9 @@ def test_zeros_of_any_size_keep_their_codes(dtype: torch.dtype) -> None:
         assert float(off.max()) <= 3 * 16 * 2.0**-24  # three roundings of what is below 16 steps
 
 
-@pytest.mark.parametrize(("bits", "dtype"), [(4, torch.float16), (3, torch.float32), (2, torch.bfloat16)])
+@pytest.mark.parametrize(
+    ("bits", "dtype"), [(4, torch.float16), (3, torch.float32), (2, torch.bfloat16), (1, torch.float16)]
+)
 def test_codes_stored_as_floats_of_the_same_bytes(bits: int, dtype: torch.dtype, tmp_path: Path) -> None:
     """HQQ's `view_as_float`."""
     state, meant = states.hqq(bits, 64)(torch.randn(96, 256, generator=torch.Generator().manual_seed(1)).half())

@@ -45,6 +45,7 @@ class HqqMatrix(QuantizedWeight):
             or codes[:1] != (packed,)
             or (self.bits != 3 and self._grouped[0] % self._per)
             or any(s != self._each for s in (scale, zero))
+            or not all(files.tensors[f"{prefix}.{part}"].dtype.is_floating_point for part in ("scale", "zero"))
         ):
             raise mismatch(prefix, f"scales {scale}, zeros {zero} and codes {codes} do not fit a weight {self.shape}")
 

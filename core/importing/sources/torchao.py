@@ -35,7 +35,15 @@ class Int4Matrix(QuantizedWeight):
         packed, scale, zero = (self._read.shape(part) for part in PARTS[:3])
         self.shape = (packed[0], 2 * packed[-1])
         self.group = self.shape[1] // max(1, scale[0])
-        if len(packed) != 2 or scale != zero or scale[1:] != packed[:1] or self.group * scale[0] != self.shape[1]:
+        if (
+            len(packed) != 2
+            or scale != zero
+            or scale[1:] != packed[:1]
+            or self.group * scale[0] != self.shape[1]
+            or self._read.dtype("qdata").itemsize != 1
+            or not all(self._read.dtype(part).is_floating_point for part in ("scale", "zero_point"))
+            or _contradicted(data, self.group)
+        ):
             raise mismatch(name, f"scales {scale} and zeros {zero} do not fit packed codes {packed}")
 
     def read(self, row: int | None) -> torch.Tensor:
@@ -78,13 +86,15 @@ class IntMatrix(IntegerMatrix):
         self._zero = f"{self._read.prefix}_zero_point" in files.tensors
         if (
             self.bits == 0
-            or files.tensors[f"{self._read.prefix}_qdata"].dtype != torch.int8
+            or self._read.dtype("qdata") != torch.int8
+            or not self._read.dtype("scale").is_floating_point
             or len(self._matrix) != 2
             or len(self._grid) != 2
             or self._grid[0] not in (1, self._matrix[0])
             or not self._grid[1]
             or self._matrix[1] % self._grid[1]
             or zero != scale
+            or _contradicted(data, self._matrix[1] // self._grid[1])
         ):
             raise mismatch(name, f"scales {scale} and zeros {zero} do not fit codes {self.shape} of {stated:.9} bits")
         self.by_row, self.group = self._grid[1] == 1, self._matrix[1] // self._grid[1]
@@ -125,6 +135,9 @@ class Part:
             raise mismatch(self._name, f"its {part} {shape} lacks expert {self._expert}")
         return shape[1:]
 
+    def dtype(self, part: str) -> torch.dtype:
+        return self._files.tensors[f"{self.prefix}_{part}"].dtype
+
     def __call__(self, part: str) -> torch.Tensor:
         found = self._files.read(f"{self.prefix}_{part}", self._expert)
         return found if self._expert is None else found[0]
@@ -158,6 +171,12 @@ READ: dict[str, Callable[[TensorFiles, str, dict[str, Any], int | None], Int4Mat
     "IntxUnpackedToInt8Tensor": IntMatrix,
 }
 FLOATS = "Float8Tensor"
+
+
+def _contradicted(data: dict[str, Any], group: int) -> bool:
+    """Whether the attributes state groups of another size."""
+    stated = data.get("block_size")
+    return isinstance(stated, list) and stated[-1:] != [group]
 
 
 def prefix_of(name: str) -> str:

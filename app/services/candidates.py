@@ -32,6 +32,8 @@ METHODS = {
     "modelopt": "ModelOpt",
     "quark": "Quark",
     "mlx": "MLX",
+    "hqq": "HQQ",
+    "torchao": "torchao",
 }
 EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts", "num_routed_experts")
 TOP_K = ("num_experts_per_tok", "num_experts_per_token", "moe_topk", "moe_k", "moe_top_k", "num_selected_experts")

@@ -83,6 +83,8 @@ class CheckpointReader:
         parts: dict[str, QuantizedTensor | torch.Tensor] = {}
         for part, target in self._targets(layer, expert).items():
             coded = self._coded(part, target, expert)
+            if coded is not None and self.sites[layer].is_transposed and coded.scale.shape[-1] != coded.codes.shape[-1]:
+                coded = None  # its groups are of outputs: those of our formats are of inputs
             parts[part] = self._part(target, expert) if coded is None else coded
         return parts
 

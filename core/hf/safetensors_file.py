@@ -134,6 +134,14 @@ class TensorFiles:
                 done += got
         return raw.view(at.dtype).view(shape)
 
+    def metadata(self) -> dict[str, str]:
+        """What the files' headers say besides their tensors, of all files together."""
+        found: dict[str, str] = {}
+        for handle in self._handles:
+            with safe_open(handle.name, framework="pt") as file:
+                found |= file.metadata() or {}
+        return found
+
     def stack(self, name: str, rows: int) -> None:
         """From now on present a matrix [n * rows, in] as a stack of n matrices [n, rows, in]; other shapes stay
         unchanged."""

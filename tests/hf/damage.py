@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
 Change = Callable[[Path], object]
@@ -35,7 +36,18 @@ def cut(number: int, end: int) -> Change:
 
 def tensors(change: Callable[[Tensors], Tensors]) -> Change:
     """Every shard rewritten with its tensors changed."""
-    return lambda path: [save_file(change(load_file(file)), file, {"format": "pt"}) for file in shards(path)]
+    return lambda path: [save_file(change(load_file(file)), file, said(file)) for file in shards(path)]
+
+
+def said(file: Path) -> dict[str, str]:
+    """What a file's header says besides its tensors."""
+    with safe_open(file, framework="pt") as opened:
+        return opened.metadata() or {"format": "pt"}
+
+
+def headers(change: Callable[[dict[str, str]], dict[str, str]]) -> Change:
+    """Every shard rewritten with another such header."""
+    return lambda path: [save_file(load_file(file), file, change(said(file))) for file in shards(path)]
 
 
 def without(fragment: str) -> Change:

@@ -2,14 +2,16 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from tests import quantized, quantized_layouts
+from tests import quantized, quantized_layouts, quantized_states
 from tests.quantized import Written, write, write_mxfp4
 from tests.quantized_layouts import as_mlx
+from tests.quantized_states import as_torchao
 
 
 @dataclass(frozen=True)
@@ -27,12 +29,13 @@ class Case:
     fields: dict[str, Any] = field(default_factory=dict)
     best: str = "int4-g32"  # where nothing is exact
     formats: frozenset[str | None] | None = None  # that experts' weights are coded in; None: in `exact` alone
+    after: Callable[[Written], Written] | None = None  # changes names and headers of what was written
 
     def write(self, directory: Path) -> Written:
         if self.writer is None:
             return write_mxfp4(directory)
         written = write(self.arch, directory, self.writer(), self.config, dtype=self.dtype, **self.fields)
-        return as_mlx(written) if self.kind == "mlx" else written
+        return self.after(written) if self.after is not None else written
 
 
 def gptq(
@@ -148,7 +151,41 @@ def mlx(
     dtype: Any = torch.bfloat16,
     **config: Any,
 ) -> Case:
-    return Case(f"mlx-{name}", "mlx", "qwen3_moe", config, writer, exact, f"MLX {label}", dtype, best=best)
+    return Case(
+        f"mlx-{name}", "mlx", "qwen3_moe", config, writer, exact, f"MLX {label}", dtype, best=best, after=as_mlx
+    )
+
+
+def hqq(
+    name: str, arch: str, exact: str | None, bits: int, group: int, axis: int = 1, best: str = "int4-g32", **of: Any
+) -> Case:
+    weights = {"nbits": bits, "group_size": group, "axis": axis, "channel_wise": True, "optimize": True}
+    described = {
+        "quant_method": "hqq",
+        "quant_config": {"weight_quant_params": weights, "scale_quant_params": None, "zero_quant_params": None},
+        "skip_modules": ["lm_head"],
+    }
+    label = f"HQQ {bits}-bit, groups of {group}{'' if axis else ' across rows'}"
+    writer = quantized_states.hqq(bits, group, axis)
+    return Case(f"hqq-{name}", "hqq", arch, described, lambda: writer, exact, label, best=best, **of)
+
+
+def torchao(
+    name: str, arch: str, exact: str | None, label: str, writer: Any, best: str = "int4-g32", **written: Any
+) -> Case:
+    """As transformers stores it: `written` says how, to `as_torchao`."""
+    return Case(
+        f"torchao-{name}",
+        "torchao",
+        arch,
+        {"quant_method": "torchao", "quant_type": {"default": {"_type": "FqnToConfig"}}},
+        writer,
+        exact,
+        f"torchao {label}",
+        torch.bfloat16,
+        best=best,
+        after=partial(as_torchao, **written),
+    )
 
 
 def fp8(name: str, arch: str, label: str, *writer: Any, **config: Any) -> Case:

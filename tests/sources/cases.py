@@ -7,7 +7,8 @@ import torch
 
 from tests import quantized
 from tests import quantized_layouts as layouts
-from tests.sources.case import Case, bnb, compressed, fp8, gptq, mlx, modelopt
+from tests import quantized_states as states
+from tests.sources.case import Case, bnb, compressed, fp8, gptq, hqq, mlx, modelopt, torchao
 
 AWQ = {"quant_method": "awq", "bits": 4, "group_size": 128, "zero_point": True, "version": "gemm"}
 
@@ -205,6 +206,43 @@ CASES = [
     mlx("8bit", None, "8-bit", lambda: layouts.mlx(8), "int8-g32", bits=8, group_size=64),
     mlx("mxfp4", "mxfp4", "MXFP4", lambda: layouts.mlx_floats("mxfp4"), bits=4, group_size=32, mode="mxfp4"),
     mlx("nvfp4", "nvfp4", "NVFP4", lambda: layouts.mlx_floats("nvfp4"), bits=4, group_size=16, mode="nvfp4"),
+    hqq("4bit", "qwen3_moe", "int4-g64", 4, 64),
+    hqq("4bit-g128", "mixtral", "int4-g128", 4, 128, dtype=torch.bfloat16),
+    hqq("3bit", "qwen3_moe", "int3", 3, 64),
+    hqq("2bit", "qwen3_moe", "int2", 2, 128),
+    hqq("8bit", "qwen3_moe", None, 8, 128, best="int8-g32"),
+    hqq("4bit-axis0", "qwen3_moe", None, 4, 64, axis=0),
+    torchao("int4", "qwen3_moe", "int4-g64", "INT4, groups of 64", lambda: states.int4(64)),
+    torchao("int4-stacked", "qwen3_moe", "int4-g128", "INT4, groups of 128", lambda: states.int4(128), stacked=True),
+    torchao("int8", "mixtral", "int8", "INT8, one scale a row", lambda: states.integers(8)),
+    torchao("int8-stacked", "qwen3_moe", "int8", "INT8, one scale a row", lambda: states.integers(8), stacked=True),
+    torchao(
+        "int8-asym",
+        "qwen3_moe",
+        None,
+        "INT8, one scale a row",
+        lambda: states.integers(8, symmetric=False),
+        "int8-g32",
+    ),
+    torchao("int8-g128", "qwen3_moe", "int8-g32", "INT8, groups of 128", lambda: states.integers(8, 128), "int8-g32"),
+    torchao("intx4", "qwen3_moe", "int4-g32-sym", "INT4, groups of 32", lambda: states.integers(4, 32), bits=4),
+    torchao(
+        "intx3-asym",
+        "mixtral",
+        "int3",
+        "INT3, groups of 64",
+        lambda: states.integers(3, 64, symmetric=False),
+        bits=3,
+    ),
+    torchao("fp8", "qwen3_moe", "checkpoint", "FP8", lambda: states.floats),
+    torchao(
+        "mixed",
+        "qwen3_moe",
+        "int4-g32",
+        "INT4, groups of 32 and INT8, one scale a row",
+        lambda: {"experts": states.int4(32), "self_attn": states.integers(8)},
+        stacked=True,
+    ),
     bnb("nf4-nested", "qwen3_moe", "nf4", "bitsandbytes 4-bit NF4"),
     bnb("nf4-128", "mixtral", "nf4", "bitsandbytes 4-bit NF4", nested=False, block=128),
     Case(

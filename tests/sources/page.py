@@ -2,10 +2,12 @@
 
 import gguf
 
+from core.importing.sources.decoded import INSTEAD
 from core.importing.sources.directory import NOT_READ
 from core.importing.sources.gguf.blocks import EXACT, HELD
 from core.importing.sources.gguf.format_choice import COARSE, FINE
 from core.importing.sources.gguf.tensors import PLAIN
+from core.importing.sources.torchao import NOT_READ as CLASSES
 from tests.sources.case import Case
 from tests.sources.cases import CASES
 
@@ -16,6 +18,8 @@ TOOLS = {
     "modelopt": "ModelOpt",
     "quark": "Quark",
     "mlx": "MLX",
+    "hqq": "HQQ",
+    "torchao": "torchao",
     "bitsandbytes": "bitsandbytes",
     "fp8": "FP8",
     "mxfp4": "MXFP4",
@@ -30,7 +34,9 @@ model's number type. Scales of activations and of the KV cache are not used: nei
 
 Each row is a small checkpoint that the tests write, with the tool's own library where that is at hand, else in its
 documented layout. compressed-tensors divides NVFP4's scales by a number; Moestro multiplies by its reciprocal, as the
-kernels for such matrices do, so that a weight may differ in its last digits of fp32 from that division.
+kernels for such matrices do, so that a weight may differ in its last digits of fp32 from that division. HQQ's zero
+points need not be whole: Moestro keeps (middle - zero) * scale in fp32, so that a weight may differ in its last digits
+where that has more than 24 bits (scales of 32 bits, zeros next to 0). HQQ itself rounds each step to the model's type.
 """
 GGUF = """\
 **GGUF** files may mix types. A pack has one format for all experts, that of most of their weights; the others are
@@ -39,6 +45,7 @@ rounded to it. One of less than 4 bits is taken only if it holds nine tenths. `q
 `int4-g32` and `iq4_nl`, with scales rounded to float16, and Q5_K and Q6_K are rounded to `int8-g32`. Where all have one
 type:
 """
+PICKLES = "they can run programs when they are opened, so that they never are. Both tools also write safetensors."
 ROUNDED = "converted, with the loss measured before the import"
 
 
@@ -91,6 +98,8 @@ def page() -> str:
             "| Tool | Why, and what to take instead |",
             "| --- | --- |",
             *(f"| {name} | {why} |" for name, why in NOT_READ.items()),
+            *(f"| torchao's `{name}` | {why} {INSTEAD} |" for name, why in CLASSES.items()),
+            f"| HQQ's or torchao's pickles (`.pt`, `.bin`) | {PICKLES} |",
             "",
             "`python -m tests.sources.page > docs/formats.md` makes this page.",
         )
@@ -106,6 +115,7 @@ def variant(case: Case) -> str:
         "awq": "with factors of inputs",
         "nested": "nested scales",
         "mixed": "several widths",
+        "stacked": "experts stacked",
     }
     return ", ".join(text for word, text in known.items() if word in words[1:])
 

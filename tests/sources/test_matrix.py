@@ -31,6 +31,8 @@ QUICK = {  # each kind of file in its hardest case: rows in another order, zero 
     ("mxfp4", "gpt_oss"),
     ("modelopt-nvfp4", "granitemoe"),
     ("mlx-4bit", "qwen3_moe"),
+    ("hqq-4bit", "qwen3_moe"),
+    ("torchao-mixed", "qwen3_moe"),
 }
 
 

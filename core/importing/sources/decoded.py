@@ -14,6 +14,9 @@ from core.system.wording import reason
 UNFIT = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError, RuntimeError)
 """What numbers that contradict each other end in, somewhere in the code of a format: shapes, sizes, indices."""
 
+INSTEAD = "Use the original model, which can be rounded here when it is imported, or a GGUF version of it."
+"""What to take in place of a checkpoint that is not read."""
+
 
 class QuantizedWeight(ABC):
     """One quantized weight: `shape` is the dequantised shape. Reads its tensors from `files` on demand."""

@@ -12,15 +12,16 @@ from core.hf.files import ModelFiles, check_files
 from core.hf.quantization import IN_CONFIG, MLX, quantization_settings
 from core.hf.safetensors_file import TensorFiles
 from core.hf.tensors import Shape
-from core.importing.sources import awq, bnb, compressed, fp8, gptq, mlx, modelopt, mxfp4, quark
+from core.importing.sources import awq, bnb, compressed, fp8, gptq, hqq, mlx, modelopt, mxfp4, quark, torchao
 from core.importing.sources.base import Source
-from core.importing.sources.decoded import UNFIT, Decoded, Matrices
+from core.importing.sources.decoded import INSTEAD, UNFIT, Decoded, Matrices
 from core.memory.codec.formats import Numbers
 from core.system.text_config import text_config
 from core.system.wording import reason
 
 FLOATS = (torch.bfloat16, torch.float16, torch.float32)
-MARKS = (".qweight", ".weight_packed", ".absmax", "_blocks", "_scale_inv")  # name endings of quantised tensors only
+MARKS = (".qweight", ".weight_packed", ".absmax", "_blocks", "_scale_inv", ".W_q", "_qdata")
+"""Endings of the names of quantised tensors only."""
 ROUNDED = {"auto_gptq": "gptq", "gptq": "gptq", "auto_awq": "awq", "awq": "awq"}  # AutoRound's packing_format
 ALSO = {
     "auto-gptq": "gptq",
@@ -37,13 +38,12 @@ MAKERS: dict[str, Callable[[TensorFiles, dict[str, Any], torch.dtype], Matrices]
     "mxfp4": lambda tensors, settings, dtype: mxfp4.matrices(tensors, settings),
     "modelopt": modelopt.matrices,
     "quark": quark.matrices,
+    "hqq": lambda tensors, settings, dtype: hqq.matrices(tensors),
+    "torchao": lambda tensors, settings, dtype: torchao.matrices(tensors, dtype),
 }
-_INSTEAD = "Use the original model, which can be rounded here when it is imported, or a GGUF version of it."
 NOT_READ = {  # why, and what to take instead
-    "exl2": f"its codes are in the order in which the kernels of ExLlamaV2 read them. {_INSTEAD}",
-    "exl3": f"its weights are paths through a trellis, which only the kernels of ExLlamaV3 decode. {_INSTEAD}",
-    "hqq": f"its own files are pickles, which can run programs, and its safetensors are not known here. {_INSTEAD}",
-    "torchao": f"its tensors are stored as torchao's own objects, in pickles, which can run programs. {_INSTEAD}",
+    "exl2": f"its codes are in the order in which the kernels of ExLlamaV2 read them. {INSTEAD}",
+    "exl3": f"its weights are paths through a trellis, which only the kernels of ExLlamaV3 decode. {INSTEAD}",
 }
 SAMPLES = 6  # expert weights sampled to determine their format
 

@@ -1,4 +1,4 @@
-"""Integer codes with a scale per group, as in GPTQ, AWQ and compressed-tensors, and their conversion to our formats."""
+"""Integer codes with a scale per group, as in GPTQ, AWQ, HQQ and torchao, and their conversion to our formats."""
 
 from typing import NamedTuple
 
@@ -7,7 +7,8 @@ import torch
 from core.importing.sources.decoded import QuantizedWeight, rows
 from core.memory.codec.coded import QuantizedTensor
 
-GROUPS = (128, 64, 32)  # group sizes of our 4-bit formats
+GROUPS = {4: (128, 64, 32), 3: (64,), 2: (64,)}
+"""Group sizes of our formats with zero points, by bits."""
 
 
 class Integers(NamedTuple):
@@ -16,7 +17,7 @@ class Integers(NamedTuple):
     bits: int
     codes: torch.Tensor  # [out, in] uint8
     scale: torch.Tensor  # [out, groups] fp16, bf16 or fp32
-    points: torch.Tensor | None  # [out, groups] integers; None: 2 ** (bits - 1) everywhere
+    points: torch.Tensor | None  # [out, groups] integers, or any floats; None: 2 ** (bits - 1) everywhere
     order: torch.Tensor | None  # [in] each column's group; None: consecutive groups of equal size
 
     @property
@@ -38,8 +39,10 @@ class Integers(NamedTuple):
         """As codes of one of our formats; None when none is exact. `symmetric`: without zeros, if the codes allow it;
         `by_row`: a single scale per row is a row scale, not a group that happens to be as wide.
 
-        (code - middle) * scale + (middle - point) * scale is exact in fp32 for 16-bit scales: no term needs more than
-        24 bits. A scale is repeated over several of our groups where the checkpoint's are larger.
+        (code - middle) * scale + (middle - point) * scale is exact in fp32 for 16-bit scales and integer points: no
+        term needs more than 24 bits. So it is for most points that are floats, where both have 16 bits; otherwise a
+        term is rounded to fp32, by at most 2 ** -24 of itself. A scale is repeated over several of our groups where the
+        checkpoint's are larger.
         """
         if self.order is not None:
             return None
@@ -47,16 +50,21 @@ class Integers(NamedTuple):
         group = self.codes.shape[1] // self.scale.shape[1]
         if self.bits == 8:
             return self._eight(group, by_row) if middle else None
-        ours = next((g for g in GROUPS if group % g == 0), None)
-        if self.bits != 4 or ours is None:
+        ours = fitting(self.bits, group)
+        if ours is None:
             return None
         scale = self.scale.repeat_interleave(group // ours, 1)
-        if middle and (symmetric or self.points is None):
+        if self.bits == 4 and middle and (symmetric or self.points is None):
             return QuantizedTensor(f"int4-g{ours}-sym", self.codes, scale, None)
-        if self.scale.dtype == torch.float32 or self.points is None:
+        if self.points is None or (self.scale.dtype == torch.float32 and not self.points.is_floating_point()):
             return None
-        zero = (self.middle - self.points).float() * self.scale.float()
-        return QuantizedTensor(f"int4-g{ours}", self.codes, scale, zero.repeat_interleave(group // ours, 1))
+        zero = ((self.middle - self.points.double()) * self.scale.double()).float()
+        return QuantizedTensor(
+            f"int4-g{ours}" if self.bits == 4 else f"int{self.bits}",
+            self.codes,
+            scale,
+            zero.repeat_interleave(group // ours, 1),
+        )
 
     def _eight(self, group: int, by_row: bool) -> QuantizedTensor | None:
         codes = (self.codes ^ 0x80).view(torch.int8)  # code - 128
@@ -87,6 +95,11 @@ class IntegerMatrix(QuantizedWeight):
         if coded is None or row is None:
             return coded
         return QuantizedTensor(coded.format, *(None if t is None else rows(t, row) for t in coded[1:]))  # type: ignore[arg-type]
+
+
+def fitting(bits: int, group: int) -> int | None:
+    """The largest group of our formats with zero points that divides one of `group` codes; None where none does."""
+    return next((size for size in GROUPS.get(bits, ()) if group % size == 0), None)
 
 
 def order_of(index: torch.Tensor, groups: int) -> torch.Tensor | None:

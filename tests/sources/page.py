@@ -34,8 +34,8 @@ kernels for such matrices do, so that a weight may differ in its last digits of 
 """
 GGUF = """\
 **GGUF** files may mix types. A pack has one format for all experts, that of most of their weights; the others are
-rounded to it. One of less than 4 bits is taken only if it holds nine tenths. `q6_k`, `q5_k`, `q4_k`, `q2_k` and `iq4_xs`
-take inputs in blocks of 256: where some experts' inputs are not (Gemma 4), Q4_K and IQ4_XS keep their codes in
+rounded to it. One of less than 4 bits is taken only if it holds nine tenths. `q6_k`, `q5_k`, `q4_k`, `q2_k` and
+`iq4_xs` take inputs in blocks of 256: where some experts' inputs are not (Gemma 4), Q4_K and IQ4_XS keep their codes in
 `int4-g32` and `iq4_nl`, with scales rounded to float16, and Q5_K and Q6_K are rounded to `int8-g32`. Where all have one
 type:
 """

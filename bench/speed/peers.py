@@ -28,6 +28,7 @@ from bench.speed.plain import Plain
 from core.engine import Engine
 from core.runtime.batch import Batch, Share
 from core.runtime.sequence_kv import SequenceKV
+from core.settings.formats import DENSE as DENSE_FORMATS
 from core.settings.formats import FORMATS as ALL
 
 LENGTHS = {False: (128, 512, 1500), True: (16, 48)}  # tokens of a prompt; True: of the smoke test
@@ -99,7 +100,7 @@ def _systems(
         pack = pack_of(run, str(model), kind if usual else file, format=file)
         for arithmetic in ours:
             load: dict[str, Any] = {"arithmetic": arithmetic, "context": CONTEXT, "threads": run.threads}
-            load["dense"] = DENSE[kind] if usual else file
+            load["dense"] = file if not usual and file in DENSE_FORMATS else DENSE[kind]
             engine = stack.enter_context(run.loaded(str(pack), {**RESIDENT, "predictor": "none"}, **load))
             name = arithmetic if usual else f"{arithmetic} {file}"
             systems[name] = _Ours(engine).timed

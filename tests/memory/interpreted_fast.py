@@ -26,6 +26,7 @@ from tests.memory.fast.test_canonical import PLAIN, case, inputs_of, rows
 UNHURRIED = settings(derandomize=True, database=None, deadline=None, suppress_health_check=list(HealthCheck))
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 SOME = ("int4-g64", "bfloat16")  # pairs of codes, and none; three bits are among what is drawn
+APART = ("nvfp4", "q5_k", "q6_k")  # scales beside those of groups, and bits that are stored apart
 ODD = (float("nan"), float("inf"), -0.0, 1e-45, 3e38)
 EXPERTS: dict[str, dict[str, Any]] = {
     "int4-g32": {},
@@ -48,6 +49,8 @@ def found(which: str) -> dict[str, int]:
     whole = which == "all"
     for i, name in enumerate(SOME):  # a step of blocks, and a part of one; more rows of x than a program has at once
         products(name, 7, 9, [1, 5], DTYPES[i], DTYPES[i], differ)
+    for name in APART:
+        products(name, 3, 1, [1], torch.float32, torch.float32, differ)
     for name in (*CODED, *PLAIN) if whole else ():
         draw(name, 6, differ)
     odd_numbers(differ, ("int4-g64", "mxfp4", "int8", "float32") if whole else ("int8-g32",))

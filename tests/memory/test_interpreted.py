@@ -50,6 +50,7 @@ def interpreted(*asked: str) -> list[Any]:
 
 PLAIN = ("bfloat16", "float16", "float32")
 FAST = ("int4-g64", "bfloat16")
+APART = ("nvfp4", "q5_k", "q6_k")
 SOME = ("interpreted:drawn", "interpreted_ids:2", "interpreted_attention", "interpreted_fast", "interpreted_layer")
 
 
@@ -123,7 +124,7 @@ def test_every_format_through_the_driver() -> None:
 def test_the_canonical_product_has_the_bits_that_a_cpu_has(some: dict[str, Any]) -> None:
     """Products, odd numbers, an expert, its activation, and the weighted sum."""
     differ = some["interpreted_fast"]
-    for name in (*FAST, "int8-g32 odd", "turned", "rounded once", "expert int4-g32", "gate", "combine"):
+    for name in (*FAST, *APART, "int8-g32 odd", "turned", "rounded once", "expert int4-g32", "gate", "combine"):
         assert any(case.startswith(f"{name} ") or case == name for case in differ), name
     assert not {case: count for case, count in differ.items() if count}
 

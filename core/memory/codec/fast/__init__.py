@@ -14,8 +14,9 @@
 Codes. The inputs are cut into blocks of 16, 32 or 64, none of which crosses a group of the weights. A block of x is
 rounded to integers q = round_half_even(x / s), s = max|x| / 127 in fp32. The sum of (code - offset) * q over a block is
 an integer, exact in any order. Term b, fma(float(sum), w * s, A[b mod 8]) with w the group's scale, is added in the
-order of blocks; zeros likewise, fma(zero, float(sum of q) * s, Z[b mod 8]). y is the tree over A[j] + Z[j]: with
-p[j] = A[j] + A[j + 4] it is (p[0] + p[2]) + (p[1] + p[3]), times the scale of its row where rows have one.
+order of blocks; zeros likewise, fma(zero, float(sum of q) * s, Z[b mod 8]). In the k-quants scales and zeros are
+integers times numbers that 256 inputs share, exact in fp32. y is the tree over A[j] + Z[j]: with p[j] = A[j] + A[j + 4]
+it is (p[0] + p[2]) + (p[1] + p[3]), times the scale of its row where rows have one.
 
 Plain numbers. A[k mod 8] = fma(W[k], x[k], A[k mod 8]) in fp32, in the order of k; the same tree.
 

@@ -49,14 +49,15 @@ four_and_three = triton.jit(_four_and_three)
 def _number(base: tl.tensor, field_at: tl.tensor, at: tl.tensor, known: tl.tensor, TYPE: tl.constexpr) -> tl.tensor:
     """Scales, zeros or biases as fp32; a uint8 is an exponent, 2 ** (e - 127), where 255 is NaN; e4m3, which few GPUs
     convert themselves, is read as fp16, whose exponents begin 8 lower."""
-    if tl.float8e4nv == TYPE:
-        return four_and_three(tl.load(inside(base, field_at, tl.int8) + at, mask=known, other=0))
-    value = tl.load(inside(base, field_at, TYPE) + at, mask=known, other=0)
-    if value.dtype == tl.uint8:
-        bits = value.to(tl.int32)
+    if tl.float8e4nv == TYPE:  # a type that some GPUs do not know, even of pointers
+        number = four_and_three(tl.load(inside(base, field_at, tl.int8) + at, mask=known, other=0))
+    elif tl.uint8 == TYPE:
+        bits = tl.load(inside(base, field_at, TYPE) + at, mask=known, other=0).to(tl.int32)
         odd = ((bits == 0) | (bits == 255)).to(tl.int32)  # subnormal, and NaN
-        return (bits << 23 | odd << 22).to(tl.float32, bitcast=True)
-    return value.to(tl.float32)
+        number = (bits << 23 | odd << 22).to(tl.float32, bitcast=True)
+    else:
+        number = tl.load(inside(base, field_at, TYPE) + at, mask=known, other=0).to(tl.float32)
+    return number
 
 
 number = triton.jit(_number)

@@ -16,14 +16,16 @@ lanes = triton.jit(_lanes)
 
 def _known_number(at: tl.tensor, known: tl.tensor, TYPE: tl.constexpr) -> tl.tensor:
     """The numbers at addresses as fp32; a uint8 is an exponent, 2 ** (e - 127), 255 = NaN. 0 where not `known`."""
-    if tl.float8e4nv == TYPE:
-        return four_and_three(tl.load(at.to(tl.pointer_type(tl.int8)), mask=known, other=None if known is None else 0))
-    value = tl.load(at.to(tl.pointer_type(TYPE)), mask=known, other=None if known is None else 0)
-    if tl.uint8 == TYPE:
-        bits = value.to(tl.int32)
+    other: tl.constexpr = None if known is None else 0
+    if tl.float8e4nv == TYPE:  # a type that some GPUs do not know, even of pointers
+        found = four_and_three(tl.load(at.to(tl.pointer_type(tl.int8)), mask=known, other=other))
+    elif tl.uint8 == TYPE:
+        bits = tl.load(at.to(tl.pointer_type(TYPE)), mask=known, other=other).to(tl.int32)
         odd = ((bits == 0) | (bits == 255)).to(tl.int32)  # subnormal, and NaN
-        return (bits << 23 | odd << 22).to(tl.float32, bitcast=True)
-    return value.to(tl.float32)
+        found = (bits << 23 | odd << 22).to(tl.float32, bitcast=True)
+    else:
+        found = tl.load(at.to(tl.pointer_type(TYPE)), mask=known, other=other).to(tl.float32)
+    return found
 
 
 number = triton.jit(_known_number)

@@ -30,7 +30,8 @@ LOOPS = {
 BEYOND = {
     "sm_100 mxfp4 down",
     "sm_120 int4-g64 down of several",
-}  # which spill 4 and 6 times, and are still to be mended
+    "sm_120 int4-g128 down of several",
+}  # which spill 4 to 6 times, and are still to be mended
 FEW = KINDS[0], OTHERS[1]  # what decodes the most weights, and what prepares their inputs
 EVERY = *KINDS, *OTHERS
 GREW = 1.1  # how much longer a loop may be than it was found to be, with another release of Triton

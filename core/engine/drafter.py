@@ -65,6 +65,7 @@ class Drafter:
         self._by: DraftGate | None = None  # of those asked, the gate of the one that has guessed what the pass verifies
         self._rest = self._rested = 0  # passes to come without a look, and how many there were the last time
         self._looks = False  # at the pass that comes
+        self._times = False  # what that pass takes counts: nothing else is compared in it, which takes time of its own
 
     def configure(self, old: DraftSettings | None, new: DraftSettings) -> None:
         """Guess, or do not, from the next pass on."""
@@ -104,7 +105,7 @@ class Drafter:
         sequence.draft = []
         self._guess, self._by, self._took_s, self._first_s = None, None, 0.0, 0.0
         self._rest, looks_up = max(0, self._rest - 1), self._looks_up and not self._rest
-        self._looks = looks_up or bool(self._asked)
+        self._looks, self._times = looks_up or bool(self._asked), allowed
         if not self._looks:
             return
         most = min(self._most, sequence.stop.limit - sequence.drawn - 1)
@@ -162,6 +163,8 @@ class Drafter:
             self.gate.judged(guess.matched, right, min(compared, right + 1))
         if self._by is not None and verified:
             self._by.judged(HEAD_MATCHED, len(drawn) - 1, min(verified, len(drawn)))
+        if not self._times:
+            return
         building_s = self._program.built_s - self._built_s if self._program is not None else 0.0  # once for such a pass
         first_ms = 1e3 * self._first_s
         took_ms = step.total_ms - 1e3 * (building_s + self._late_s)

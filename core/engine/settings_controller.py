@@ -157,7 +157,7 @@ class SettingsController:
             to.device_decode.drop_graphs()  # whose memory slots get
         to.recorder.configure(old.telemetry, new.telemetry)
         to.memory.link.configure(old.link, new.link)
-        to.prediction.throttle.enabled = new.prefetch.auto
+        to.prediction.throttle.enabled = new.prefetch.compares
         if changed:
             to.prediction.throttle.restart(str(new.prefetch))  # what these measured was of other settings
             to.host.throttle.restart()
@@ -253,7 +253,7 @@ def begin(settings: Settings, to: EngineParts) -> None:
     to.recorder.configure(None, settings.telemetry)
     to.memory.link.configure(None, settings.link)
     to.memory.expert_cache.prefetch_by(None, settings.prefetch)
-    to.prediction.throttle.enabled, to.prediction.throttle.after = settings.prefetch.auto, to.host.throttle
+    to.prediction.throttle.enabled, to.prediction.throttle.after = settings.prefetch.compares, to.host.throttle
     to.prediction.throttle.restart(str(settings.prefetch))
     to.prediction.throttle.say = lambda text: to.telemetry.mark(to.recorder.index, text)
     to.prediction.capture.shadows.configure(settings, to.prediction.predictor_host.profile)

@@ -32,7 +32,6 @@ def gates_of(
             beta=settings.beta if settings.batch_gate == "fixed" else ALWAYS,
             rho=settings.rho,
             rho_order=settings.rho_order,
-            discount=0.0 if substitute is None else substitute.discount,
             protected=protected,
             order=tuple(settings.miss.split("_")),
             drop_share=settings.drop_share,

@@ -165,7 +165,7 @@ class HostCompute:
     def choose(self, residents: int, missing: Sequence[int]) -> Collection[int]:
         """Which of a layer's missing experts (eids) the host computes. Those are kept in host memory until `end`."""
         most = len(missing)
-        if self.costs is not None:
+        if self.costs is not None and (self.throttle.comparing or not self.costs.alike):  # else none waits
             layer = Layer(residents, most, self._transfers.backlog_s())
             copy_s = self._transfers.copy_s(self._store.blob_bytes)
             most = self.costs.choose(layer, copy_s, weigh=self.throttle.comparing)

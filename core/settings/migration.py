@@ -26,6 +26,7 @@ GONE = (  # names that are left out
     "predictor.recent.tokens",
     "predictor.random.seed",
     "predictor.transitions.half_life",
+    "substitute.buddy.discount",
     "substitute.buddy.search_rank",
     "substitute.buddy.unique",
 )
@@ -52,8 +53,6 @@ def migrated(values: Mapping[str, V]) -> dict[str, V]:
     if str(found.get("telemetry")) in TELEMETRY:  # it was a yes or no beside another one
         lab = str(found["telemetry"]) == "True" and str(values.get("record_lab")) == "True"
         found["telemetry"] = cast(V, "lab" if lab else TELEMETRY[str(found["telemetry"])])
-    if str(values.get("substitute.buddy.unique")) == "True":  # the discount had no effect
-        found.pop("substitute.buddy.discount", None)
     return found
 
 

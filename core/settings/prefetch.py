@@ -59,3 +59,8 @@ class PrefetchSettings:
             advanced=True,
         ),
     ] = False
+
+    @property
+    def compares(self) -> bool:
+        """Whether tokens with prefetching and without it are compared."""
+        return self.auto and self.predictor.name != "none"

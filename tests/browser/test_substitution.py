@@ -189,7 +189,6 @@ def test_what_needs_a_profile_leads_to_one_and_its_preset_turns_the_section(dash
     dashboard.expect_mark(lambda: dashboard.slide("set-gate_percentile", 15), "gate_percentile")
     shows(dashboard, "preset", "BuddyMoE")
     dashboard.expect_mark(lambda: dashboard.type_in("set-substitute-buddy-alpha", "0.8"), "substitute.buddy.alpha")
-    dashboard.expect_mark(lambda: dashboard.slide("set-substitute-buddy-discount", 0.5), "substitute.buddy.discount")
     dashboard.panel("Co-activation")
     page.click("[data-view=buddies]")
     canvas = page.locator("canvas[data-c=pairs]")

@@ -114,3 +114,21 @@ def test_what_states_take_is_the_time_of_the_guesses(monkeypatch: pytest.MonkeyP
         drafting.passed(sequence, [1], step)
         memory.unsettled, drafting._rest = guesses > 0, 0
     assert [(rows, round(ms, 6)) for rows, ms in took] == [(0, 10), (2, 10), (0, 10), (0, 10), (2, 15)]
+
+
+def test_passes_in_which_something_else_is_compared_teach_no_times(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They may take several times as long; what would have been guessed right counts."""
+    took, judged = list[int](), list[int]()
+    drafting = drafter.Drafter(SimpleNamespace(built_s=0.0), 8)  # type: ignore[arg-type]
+    drafting.configure(None, DraftSettings("lookup"))
+    monkeypatch.setattr(drafting.gate, "took", lambda rows, *more: took.append(rows) or 0.0)
+    monkeypatch.setattr(drafting.gate, "judged", lambda *about: judged.append(1))
+    memory = SimpleNamespace(unsettled=False)
+    sequence: Any = SimpleNamespace(
+        kv=SimpleNamespace(memory=memory), ids=[1, 2, 3] * 4, drawn=0, stop=SimpleNamespace(limit=99), lookup=Lookup()
+    )
+    for allowed in (False, True):
+        drafting.draft(sequence, allowed)
+        drafting.passed(sequence, [1], SimpleNamespace(total_ms=9.0))  # type: ignore[arg-type]
+        drafting._rest = 0
+    assert len(took) == 1 and len(judged) == 2

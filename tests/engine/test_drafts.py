@@ -66,6 +66,16 @@ def test_no_bit_depends_on_drafts(arch: str, tmp_path: Path) -> None:
             assert Answer(engine, Sampling(max_new_tokens=TOKENS)).stats.more["accepted"] > 0
 
 
+def test_without_a_prefetcher_nothing_is_compared_that_drafts_would_wait_for(engine: Engine) -> None:
+    """Auto, with prefetching switched off by hand."""
+    guessing(engine, 3)
+    engine.change({"predictor": "none", "prefetch_auto": True})
+    try:
+        assert Answer(engine, Sampling(max_new_tokens=TOKENS)).stats.more["drafted"] > 0
+    finally:
+        engine.change({"prefetch_auto": False})
+
+
 @pytest.mark.parametrize("arch", layered(["qwen3_moe", "gpt_oss", "deepseek_v3"], quick=lambda arch: False))
 def test_a_thousand_answers(arch: str, tmp_path: Path) -> None:
     draw, guessed = random.Random(7), 0

@@ -104,7 +104,6 @@ def gates(seed: int, experts: int) -> Gates:
         beta=some(2.0, 0.0, 0.25, 0.5, 1.0),
         rho=int(some(8, 0, 1, 2, 3)),
         rho_order=("lightest", "heaviest")[rng.integers(2)],
-        discount=some(0.0, 0.5, 0.9, 1.0),
         protected=protected,
         order=orders[rng.integers(4)],
         drop_share=some(1.0, 0.0, 0.1, 0.25),

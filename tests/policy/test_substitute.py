@@ -51,9 +51,8 @@ def test_the_batch_chooses_as_algorithm_1_does(name: str, params: dict[str, Any]
     holds(question, rules, many)
     dense = source if isinstance(source, torch.Tensor) else source.scores(question)
     assert dense.shape == (10, k, experts)
-    if not rules.discount:  # otherwise equal ones may stand in another order in a list than by id
-        free = replace(rules, rho=8)  # which of equals is taken may decide who finds none, and so whom rho is spent on
-        assert_as_good(question, free, batch.select(question, free, source), batch.select(question, free, dense), dense)
+    free = replace(rules, rho=8)  # which of equals is taken may decide who finds none, and so whom rho is spent on
+    assert_as_good(question, free, batch.select(question, free, source), batch.select(question, free, dense), dense)
 
 
 def holds(question: Ask, rules: Gates, found: Chosen) -> None:
@@ -72,8 +71,7 @@ def holds(question: Ask, rules: Gates, found: Chosen) -> None:
                 assert new == old
         assert changes <= rules.rho
         taken = [new for new, done in zip(now, action, strict=True) if done == "SUBSTITUTE"]
-        if not rules.discount:
-            assert len(set(taken)) == len(taken) and not set(taken) & set(was)
+        assert len(set(taken)) == len(taken) and not set(taken) & set(was)
 
 
 def assert_as_good(question: Ask, rules: Gates, one: Chosen, other: Chosen, dense: torch.Tensor) -> None:
@@ -127,7 +125,7 @@ def test_rho_keeps_the_lightest_of_what_would_be_changed(order: Any, case: tuple
         assert did == sorted(kept)
         for at in set(could) - set(did):
             assert found.ids[token, at] == question.ids[token, at] and found.why[token, at] == Why.RHO
-        if not rules.discount and rules.order == ("substitute",):
+        if rules.order == ("substitute",):
             for at in did:
                 assert dense[token, at, found.ids[token, at]] >= dense[token, at, free.ids[token, at]]
 

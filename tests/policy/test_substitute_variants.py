@@ -226,7 +226,6 @@ def test_every_parameter_does_something(name: str) -> None:
         "weighted": True,
         "smoothing": 100.0,
         "eta": 5.0,
-        "discount": 0.5,
         "lean": 0.9,
     }
     for param in variant("substitute", name).params:
@@ -240,8 +239,7 @@ def test_every_parameter_does_something(name: str) -> None:
 def answer(name: str, seed: int, params: dict[str, Any]) -> list[list[int]]:
     question, known, _ = drawn(seed, 6, 10, 4)
     made = make(name, known, 10, **params)
-    rules = Gates(rho=8, discount=made.discount)
-    return batch.select(question, rules, made).ids.tolist()
+    return batch.select(question, Gates(rho=8), made).ids.tolist()
 
 
 def test_tables_on_the_cpu_cost_no_device_memory() -> None:

@@ -92,7 +92,6 @@ class Gates:
     beta: float = 2.0  # no change at all when delta >= beta
     rho: int = 3  # most changes of one token in one layer
     rho_order: Literal["lightest", "heaviest"] = "lightest"  # whom they are spent on where more could be changed
-    discount: float = 0.0  # factor on the score of an expert that the token already has; 0 = no expert twice
     protected: Tensor | None = None  # bool [E] experts of this layer that are never replaced or dropped
     order: tuple[str, ...] = ("substitute",)
     drop_share: float = 1.0  # drop an expert only if it has at most this share of the token's weight
@@ -136,8 +135,7 @@ class Candidates(Protocol):
         raise TypeError(f"{type(self).__name__} has candidates, but no choice of its own.")
 
     def listed(self, ask: Ask, token: int, position: int, expert: int) -> Iterable[tuple[int, float]]:
-        """(expert, score) of every candidate for `expert`, which is ids[token, position]. Scores that may be discounted
-        are at least 0; -inf = none."""
+        """(expert, score) of every candidate for `expert`, which is ids[token, position]; -inf = none."""
 
     def column(self, ask: Ask, position: int) -> tuple[Tensor | None, Tensor]:
         """Candidates for ids[:, position]: (experts int64 [T, R], scores [T, R]), -inf = none. Experts None: all of
@@ -150,7 +148,6 @@ class Substitute(Candidates, Protocol):
     needs: ClassVar[tuple[str, ...]] = ()  # parts of the profile (core.profile.PARTS) that it requires
     logits: bool = False  # True: it needs the router's logits
     named: bool = False  # True: it needs the predictor's scores
-    discount: float = 0.0  # its value for the gates
     bytes: int = 0  # of its tables on the device
     experts: int = 0  # E, once prepared
 

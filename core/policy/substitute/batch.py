@@ -123,12 +123,7 @@ def _substitute(
         ready, taken = ask.ready, used
     else:
         ready, taken = ask.ready.take(experts), used.gather(1, experts)
-    if not gates.discount:
-        scores = scores.masked_fill(taken | ~ready, -torch.inf)
-    else:
-        wide = scores.double()  # in the precision of `plain`
-        scores = torch.where(taken & (wide > -torch.inf), wide * gates.discount, wide).masked_fill(~ready, -torch.inf)
-    best, at = scores.max(1)  # ties: the first
+    best, at = scores.masked_fill(taken | ~ready, -torch.inf).max(1)  # ties: the first; no expert twice
     found = free & (best > -torch.inf)
     to = at if experts is None else experts.gather(1, at[:, None])[:, 0]
     to = torch.where(found, to, ask.ids[:, position])

@@ -68,18 +68,6 @@ Eta = Annotated[
         step=0.1,
     ),
 ]
-Discount = Annotated[
-    float,
-    Param(
-        "What the score of an expert that the token already has is multiplied by. 0 = it is not taken twice, "
-        "as in the paper's Algorithm 1.",
-        title="Taken twice: discount",
-        advanced=True,
-        low=0.0,
-        high=1.0,
-        step=0.05,
-    ),
-]
 
 
 @register(
@@ -105,11 +93,9 @@ class Buddy(Substitute):
         weighted: Weighted = False,
         smoothing: Smoothing = 0.0,
         eta: Eta = 0.0,
-        discount: Discount = 0.0,
     ) -> None:
         self._alpha, self._most = alpha, k_max
         self._weighted, self._smoothing, self._eta = weighted, smoothing, eta
-        self.discount = discount
         self.logits = eta > 0
         self.lists = Lists(np.zeros((0, 0, 0), np.int16), np.zeros((0, 0, 0), np.float32))
         self._ids: Tensor | None = None

@@ -96,7 +96,7 @@ def _decided(
                 return -1, DROP, ALLOWED
             reason = SHARE
         else:
-            best = _best(listed(at, ids[at]), ready, used, gates)
+            best = _best(listed(at, ids[at]), ready, used)
             if best >= 0:
                 used.add(best)
                 return best, SUBSTITUTE, ALLOWED
@@ -113,17 +113,12 @@ def _closed(weights: Sequence[float], tae: float, delta: float, gates: Gates) ->
     return BETA if delta >= gates.beta else ALLOWED
 
 
-def _best(listed: Iterable[tuple[int, float]], ready: Sequence[bool], used: set[int], gates: Gates) -> int:
-    """The candidate with the highest score, ties to the first; -1 when there is none."""
+def _best(listed: Iterable[tuple[int, float]], ready: Sequence[bool], used: set[int]) -> int:
+    """The candidate with the highest score that the token does not have, ties to the first; -1 when there is none."""
     best, top = -1, -inf
     for expert, score in listed:
-        if ready[expert]:
-            if expert in used:
-                if not gates.discount:
-                    continue
-                score *= gates.discount
-            if score > top:
-                best, top = expert, score
+        if ready[expert] and expert not in used and score > top:
+            best, top = expert, score
     return best
 
 

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     source="control; what expert-skipping caches do",
 )
 class RouterRanked(Substitute):
-    """Score = the router's logit. No discount, which has no meaning for negative scores."""
+    """Score = the router's logit."""
 
     logits: bool = True
 

@@ -219,3 +219,9 @@ def test_text_files_go_with_a_message_and_stand_folded_in_it(dashboard: Dashboar
         page.wait_for_function(f"document.querySelector('{box}').value.includes('File {event}.txt')")
     assert dashboard.text("#attach-said") == ""
     page.fill(box, "")
+
+
+@pytest.mark.long(0.1)  # tests/app/test_host.py refuses it; other alerts are in test_sidebar.py
+def test_an_empty_message_is_refused_in_words(dashboard: Dashboard) -> None:
+    dashboard.page.click("#send")
+    dashboard.wait_text("#chat-alert", "The message is empty")

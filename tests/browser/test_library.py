@@ -249,3 +249,13 @@ def test_a_checkpoint_becomes_a_pack_that_answers_from_disk(
     page.click("#delete-model-yes")
     dashboard.wait_text("#models", "No models found yet")
     assert not pack.exists()
+
+
+@pytest.mark.long(0.1)  # tests/app/test_importer.py has the words; other alerts are in test_sidebar.py
+def test_what_cannot_be_imported_is_told(library: Dashboard) -> None:
+    page = library.page
+    page.locator("#import-source").get_by_role("textbox").fill("")
+    library.insist("#import-start", "#import-alert", "Say what to import")
+    page.locator("#import-source").get_by_role("textbox").fill("models/broken-model")
+    library.insist("#import-start", "#import-alert", "no config.json")
+    page.wait_for_selector("#import-start", state="visible")

@@ -1,6 +1,7 @@
 """The sidebar's upper part: load and unload, the speed to expect, budgets that fit and those that do not."""
 
 import os
+from pathlib import Path
 
 import pytest
 
@@ -68,3 +69,36 @@ def test_a_budget_can_be_typed_and_a_bad_one_is_explained(dashboard: Dashboard) 
     box.press("Enter")
     dashboard.page.wait_for_function("document.querySelector('#set-budget input[type=range]').value === '45'")
     dashboard.page.wait_for_function("!document.querySelector('#cache-alert .notice')")
+
+
+@pytest.mark.long(0.1)  # tests/app/test_loading.py keeps the old model; the test of pins shows an alert
+def test_a_bad_model_path_is_a_clear_error_and_changes_nothing(dashboard: Dashboard, tmp_path: Path) -> None:
+    box = dashboard.page.locator("#model input")
+    box.fill(str(tmp_path / "nothing-here"))
+    box.press("Enter")
+    dashboard.wait_text("#fit", "Cannot be loaded")
+    dashboard.page.click("#load")
+    dashboard.wait_text("#model-alert", "nothing-here")
+    dashboard.wait_text("#model-status", "Demo model")
+    assert dashboard.health()["model"] == "demo"
+    assert "Traceback" not in dashboard.text("body")
+    box.fill("demo")
+    box.press("Enter")
+    dashboard.wait_text("#fit", "Fits")
+
+
+@pytest.mark.long(0.1)  # tests/app/test_loading.py has the progress of a load and its end; loads are in test_library.py
+@pytest.mark.skipif(
+    os.environ.get("MOESTRO_TEST_ENGINE") == "real", reason="the demo model loads too fast to be cancelled"
+)
+def test_a_long_load_shows_progress_and_can_be_cancelled(dashboard: Dashboard) -> None:
+    page = dashboard.page
+    dashboard.choose("set-format", "int4-g64")
+    page.click("#load")
+    page.wait_for_function("+document.querySelector('#load-progress [role=progressbar]').ariaValueNow > 0")
+    dashboard.wait_text("#load-progress", "Packing experts")
+    page.click("#cancel-load")
+    dashboard.wait_text("#model-alert", "Cancelled")
+    dashboard.settled().wait_text("#model-status", "checkpoint")
+    dashboard.ask("Still here?").streaming()
+    dashboard.choose("set-format", "checkpoint")  # or the next load takes as long

@@ -234,3 +234,17 @@ def test_a_setting_is_found_by_its_words(dashboard: Dashboard) -> None:
     search.fill("")
     page.wait_for_selector("#set-eviction", state="visible")
     assert page.is_hidden("#find-none")
+
+
+@pytest.mark.long(0.1)  # the test above sees the knobs of one variant, test_late_answers.py what is said of it
+def test_a_variants_own_knobs_show_only_while_it_is_chosen(dashboard: Dashboard) -> None:
+    dashboard.choose("set-eviction", "LCP")
+    dashboard.page.wait_for_selector("#set-eviction-lcp-omega")
+    dashboard.page.wait_for_selector("#set-predictor-hybrid-threshold", state="hidden")
+    dashboard.wait_text("#about-eviction", "MoEpic")
+    before = len(dashboard.marks())
+    dashboard.type_in("set-eviction-lcp-omega", "64")
+    dashboard.wait_deck("marks", before)
+    assert dashboard.marks()[-1].endswith("64")
+    dashboard.choose("set-eviction", "LRU")
+    dashboard.page.wait_for_selector("#set-eviction-lcp-omega", state="hidden")

@@ -30,7 +30,7 @@ from core.types import Ids
 PROMPT = 24  # tokens
 LINKS = (0.05, 0.25, 1.0, 5.0, 0.0)  # times balance; 0 = the machine's own
 SMALL_LINKS = (0.25,)
-SHARES, TIMES = (15, 90), (0.03, 8.0)  # per cent of the experts, of which the demo needs 12.5 and times balance, of held-out combinations
+SHARES, TIMES = (15, 90), (0.03, 8.0)  # per cent of the experts and times balance, of held-out combinations
 WAIT = "lru"
 FIXED: Mapping[str, Mapping[str, object]] = {
     WAIT: {"eviction": "lru", "predictor": "none"},

@@ -16,7 +16,7 @@ from core.runtime.program.row_steps import ROWS
 from core.settings.drafts import DraftSettings
 from core.types import StepRecord
 
-REST = 3  # passes without a look at guesses, at most, after some that did not pay
+REST, SELDOM = 3, 15  # passes without a look at guesses, at most, after some that did not pay; and at computed ones
 HEAD_SLOPE = 0.5  # of a token's time that each further row takes with a guess of the head, before any was measured
 HEAD_MATCHED = 8  # guesses of head and model are expected to be as good as those after so many tokens that matched
 SOON = 64  # tokens of an answer within which a model is to win back what it takes to read the text
@@ -64,6 +64,7 @@ class Drafter:
         self._guess: Guess | None = None
         self._by: DraftGate | None = None  # of those asked, the gate of the one that has guessed what the pass verifies
         self._rest = self._rested = 0  # passes to come without a look, and how many there were the last time
+        self._asks_in = self._asked_in = 0  # the same of those that compute guesses
         self._looks = False  # at the pass that comes
         self._times = False  # what that pass takes counts: nothing else is compared in it, which takes time of its own
 
@@ -117,12 +118,16 @@ class Drafter:
                 found = self.gate.choose(guess.matched, len(guess.tokens))
                 self._rest = self._rested = 0 if found.guesses else min(REST, 2 * self._rested + 1)
         best, soon = found, min(SOON, sequence.stop.limit - sequence.drawn)
-        for one, gate in self._asked if allowed and most > 0 else ():
+        self._asks_in = max(0, self._asks_in - 1)
+        asks = allowed and most > 0 and not self._asks_in
+        for one, gate in self._asked if asks else ():
             worth = gate.choose(HEAD_MATCHED, most)
             if worth.guesses and worth.faster > best.faster:
                 first_ms = one.first_ms(sequence.ids)
                 if first_ms is not None and gate.wins_back(worth, first_ms, soon):
                     best, asked, self._by = worth, one, gate
+        if asks:
+            self._asks_in = self._asked_in = 0 if asked is not None else min(SELDOM, 2 * self._asked_in + 1)
         if asked is not None:
             sequence.draft = self._asked_for(asked, sequence, best.guesses)
         elif self._guess is not None:

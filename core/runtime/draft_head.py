@@ -90,7 +90,7 @@ class DraftHead:
         """What comes next belongs to no text that is known."""
         self._text: Sequence[int] = []
         self._first = self._done = self._end = 0  # positions: of the first key, after the last, and after all states
-        self._waiting: list[torch.Tensor] = []  # states [t, H] at the positions from `_done` to `_end`
+        self._waiting: list[torch.Tensor] = []  # states [t, H] before their norm, at positions from `_done` to `_end`
         self._last: Guessed | None = None  # at the last of its positions
         self.passes.cut(0)
 
@@ -98,7 +98,7 @@ class DraftHead:
         """The model has computed its last states [t, H], before their norm, of the tokens of `ids` from number `first`
         on."""
         self._follow(ids, first)
-        self._waiting.append(self._head.normed(states))
+        self._waiting.append(states)
         self._end = first + len(states)
         self._text = [*ids]
         if self._end - self._done > MOST:
@@ -133,7 +133,7 @@ class DraftHead:
     def read(self, ids: Sequence[int]) -> None:
         """Compute the states that wait. `ready(ids)`."""
         if self._waiting:
-            states, self._waiting = torch.cat(self._waiting), []
+            states, self._waiting = self._head.normed(torch.cat(self._waiting)), []
             self._last = self._computed(self.passes, states, ids[self._done + 1 : self._end + 1], self._done)
             self._done = self._end
 

@@ -45,7 +45,7 @@ class Throttle:
 
     def __init__(self, what: str = "prefetching", *, foretells: bool = False) -> None:
         self._what, self._foretells = what, foretells
-        self.free = False  # by its costs it is never slower: it is compared only where little is foretold
+        self.free = False  # by its costs it is never slower: it is compared where little is foretold, whatever that is
         self.after: Throttle | None = None  # what is compared first, as it saves the same waiting
         self.say: Callable[[str], None] = lambda text: None
         self.enabled = False
@@ -121,7 +121,7 @@ class Throttle:
         """By what was foretold of FEW tokens with it: it goes on, is paused, or is compared."""
         shares = [took / (took + saved) for took, saved in zip(took_ms, saved_ms, strict=True)]
         clear = max(shares) <= (FREE if self.free else CLEAR)
-        if clear or min(shares) >= 1 - LITTLE:
+        if clear or (min(shares) >= 1 - LITTLE and not self.free):
             mean_ms, faster = sum(took_ms) / FEW, True if clear else None
             self._conclude(Compared(mean_ms + sum(saved_ms) / FEW, mean_ms, FEW, faster), ", as foretold")
             self.predicted = True

@@ -13,8 +13,7 @@ REST = 256  # tokens until the next comparison; doubles each time that it says t
 LONGEST = 4096
 LITTLE = 0.03  # of a token's time: where copies are waited for no longer, nothing can save more, and it is not tried
 FEW = 3  # tokens with it, each of which took longer to predict than copies are waited for: it cannot save as much
-CLEAR, FREE = 0.6, 0.85  # of the time that waiting for every copy would take, as predicted: as little is not compared
-# with it; and where by its costs it is never slower
+CLEAR = 0.6  # of the time that waiting for every copy would take, as predicted: as little is not compared with it
 
 
 Seen = tuple[float, float, int, bool]  # ms a token with it and without, over so many tokens each; whether it goes on
@@ -45,7 +44,7 @@ class Throttle:
 
     def __init__(self, what: str = "prefetching", *, foretells: bool = False) -> None:
         self._what, self._foretells = what, foretells
-        self.free = False  # by its costs it is never slower: it is compared where little is foretold, whatever that is
+        self.free = False  # by its costs it is never slower: it goes on uncompared, whatever is foretold
         self.after: Throttle | None = None  # what is compared first, as it saves the same waiting
         self.say: Callable[[str], None] = lambda text: None
         self.enabled = False
@@ -120,9 +119,9 @@ class Throttle:
     def _weigh(self, took_ms: tuple[float, ...], saved_ms: tuple[float, ...]) -> None:
         """By what was foretold of FEW tokens with it: it goes on, is paused, or is compared."""
         shares = [took / (took + saved) for took, saved in zip(took_ms, saved_ms, strict=True)]
-        clear = max(shares) <= (FREE if self.free else CLEAR)
-        if clear or (min(shares) >= 1 - LITTLE and not self.free):
-            mean_ms, faster = sum(took_ms) / FEW, True if clear else None
+        if self.free or max(shares) <= CLEAR or min(shares) >= 1 - LITTLE:
+            mean_ms = sum(took_ms) / FEW
+            faster = True if self.free or max(shares) <= CLEAR else None
             self._conclude(Compared(mean_ms + sum(saved_ms) / FEW, mean_ms, FEW, faster), ", as foretold")
             self.predicted = True
 

@@ -222,17 +222,13 @@ def test_what_foretells_next_to_nothing_is_paused_and_what_is_in_between_is_comp
     assert one.paused and one.seen is not None and not one.seen[3] and not one.predicted
 
 
-@pytest.mark.parametrize(("saved_ms", "comparing"), [(2.0, False), (1.0, True), (0.01, True)])
-def test_what_is_never_slower_by_its_costs_is_compared_only_where_little_is_foretold(
-    saved_ms: float, comparing: bool
-) -> None:
+def test_what_is_never_slower_goes_on_whatever_is_foretold() -> None:
     one, said = Throttle("computing on the host", foretells=True), list[str]()
     one.enabled, one.free, one.say = True, True, said.append
     for _ in range(SHOWN):
         assert not one.paused
-        one.note(step(10.0), saved_ms)
-    assert one.comparing == comparing and (comparing or not one.paused)
-    assert bool(said) != comparing
+        one.note(step(10.0), 0.01)
+    assert not one.paused and not one.comparing and one.seen is not None and one.seen[3] and "goes on" in said[0]
 
 
 def test_what_comes_after_waits_for_what_is_compared_first() -> None:

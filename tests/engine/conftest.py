@@ -13,6 +13,7 @@ from core.settings.config import Settings
 from core.settings.loading import LoadSpec
 from tests.checkpoints import make_checkpoint
 from tests.engine.profiles import drawn_profile
+from tests.mtp_checkpoint import counting, dense
 from tests.tiny_tokenizer import save_tokenizer
 
 
@@ -20,6 +21,18 @@ from tests.tiny_tokenizer import save_tokenizer
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     torch.set_num_threads(1)
     return save_tokenizer(make_checkpoint("qwen3_moe", tmp_path_factory.mktemp("chat_model")))
+
+
+@pytest.fixture(scope="module")
+def large(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A chat model whose answers a draft model can guess."""
+    return counting(save_tokenizer(make_checkpoint("qwen3_moe", tmp_path_factory.mktemp("large"))), 0.5)
+
+
+@pytest.fixture(scope="module")
+def small(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A dense model with the same tokens."""
+    return dense(tmp_path_factory.mktemp("small"))
 
 
 @pytest.fixture

@@ -26,7 +26,7 @@ from core.types import Ids
 from tests.checkpoints import make_checkpoint
 from tests.engine.drafted import TOKENS, Answer, bits
 from tests.loaded import loaded
-from tests.mtp_checkpoint import counting, dense
+from tests.mtp_checkpoint import counting
 from tests.selection import layered
 from tests.tiny_tokenizer import save_tokenizer
 
@@ -34,16 +34,6 @@ pytestmark = pytest.mark.skipif(not supported(), reason="no kernels for this CPU
 HOW: dict[str, Any] = dict(arithmetic="fast", context=256)
 PROMPT = Ids([5, 9, 200, 31, 31, 7, 8, 9])
 LONG = Ids([*PROMPT.ids * 20, 9])  # of several pieces
-
-
-@pytest.fixture(scope="module")
-def large(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return counting(save_tokenizer(make_checkpoint("qwen3_moe", tmp_path_factory.mktemp("large"))), 0.5)
-
-
-@pytest.fixture(scope="module")
-def small(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return dense(tmp_path_factory.mktemp("small"))
 
 
 @pytest.fixture(scope="module")

@@ -20,20 +20,10 @@ from core.system.native.compile import supported
 from tests.checkpoints import make_checkpoint
 from tests.engine.test_draft_model import HOW, counted, guessing
 from tests.loaded import loaded
-from tests.mtp_checkpoint import counting, dense
+from tests.mtp_checkpoint import dense
 from tests.tiny_tokenizer import save_tokenizer
 
 pytestmark = pytest.mark.skipif(not supported(), reason="no kernels for this CPU")
-
-
-@pytest.fixture(scope="module")
-def large(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return counting(save_tokenizer(make_checkpoint("qwen3_moe", tmp_path_factory.mktemp("large"))), 0.5)
-
-
-@pytest.fixture(scope="module")
-def small(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return dense(tmp_path_factory.mktemp("small"))
 
 
 def spec_of(large: Path, draft: Path, **how: Any) -> LoadSpec:

@@ -66,6 +66,11 @@ PRINTED = (
         "The allocator keeps more than the memory plan says.",
         "core/capacity/device.py; PYTORCH_CUDA_ALLOC_CONF there",
     ),
+    (
+        r"fast became",
+        "The fast arithmetic does not compute this model here.",
+        "the reason in the line itself; core/engine/program_trial.py",
+    ),
     (r"No module named", "A package is missing that the check needs.", "bench/accept/checks.py: without"),
 )
 Read = Callable[[Figures], Iterator[tuple[str, str, str]]]
@@ -180,6 +185,17 @@ def _rows(found: Figures) -> Iterator[tuple[str, str, str]]:
     wrong = [name for name, value in found.items() if name.endswith("_differs") and value]
     if wrong or found.get("beside_others", "the same bits") != "the same bits":
         yield "A row's product depends on the rows beside it.", ", ".join(wrong) or str(found["beside_others"]), "tiles"
+
+
+@of("fast")
+def _fast(found: Figures) -> Iterator[tuple[str, str, str]]:
+    for what, said in found.get("verdict", {}).items():
+        if float(str(said).split()[1]) < 1:  # "fast 1.20 times as fast as ..."
+            yield (
+                "The fast arithmetic is slower than the reference here.",
+                f"{what}: {said}",
+                "kernels of core/runtime/program/gpu",
+            )
 
 
 @of("decode")

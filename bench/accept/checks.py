@@ -77,6 +77,7 @@ def checks(small: bool = False) -> tuple[Check, ...]:
         _own("rows", "products of few and of many rows: how long, and their bits", 180, small),
         _own("prompts", "the same bits of prompts, whichever experts are resident", 300, small),
         _own("stress", "the same bits with few slots as with all", 420, small),
+        _own("fast", "the fast arithmetic: the bits of this CPU, and how many tokens a second", 600, small),
         _own("speed", "tokens a second, and where the time goes", 600, small),
         _own("decode", "tokens led by the GPU: their bits, and how many a second", 600, small),
         _own("memory", "what torch reserves beyond the budget, and what unloading leaves", 420, small),

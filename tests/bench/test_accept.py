@@ -216,6 +216,10 @@ def test_a_file_of_a_real_card_is_read(capsys: pytest.CaptureFixture[str], tmp_p
         ("torch.OutOfMemoryError: CUDA out of memory. Tried to allocate", "less room than the memory plan"),
         ("bench.accept.drawn.Wrong: led by the GPU, logits are others from token 3 on", "where an expert lies"),
         ("bench.accept.drawn.Wrong: dense int8: 12 bytes are reserved, and 10 said to be in use", "allocator keeps"),
+        (
+            "bench.accept.link.Wrong: on the CUDA fast became reference: its logits differ",
+            "does not compute this model",
+        ),
         ("something that nobody has seen", "Not known to this reader"),
     ],
 )
@@ -243,6 +247,7 @@ def test_figures_that_stand_out_have_causes_and_good_ones_none() -> None:
         "attention": {"torch_takes": "FLASH_ATTENTION", "cudnn_plans_anew": True, "cudnn": {"new_us": 56e3}},
         "norms": {"taken": "in_two"},
         "rows": {"mm_9_differs": 0, "beside_others": "the same bits"},
+        "fast": {"verdict": {"all": "fast 1.30 times as fast as the reference"}},
         "decode": {"by_budget": {"15%": {"host": [host, host], "graph": graph, "not_captured": ""}}},
     }
     wrong: dict[str, tuple[dict[str, Any], str]] = {
@@ -253,6 +258,7 @@ def test_figures_that_stand_out_have_causes_and_good_ones_none() -> None:
         "attention": ({"torch_takes": "CUDNN_ATTENTION"}, "56 ms for a length"),
         "norms": ({"taken": "the model's own", "in_two_units_off": 1.0}, "in_two_units_off 1.0"),
         "rows": ({"mm_9_differs": 3}, "mm_9_differs"),
+        "fast": ({"verdict": {"prompt_64": "fast 0.40 times as fast as the reference"}}, "prompt_64: fast 0.40"),
         "decode": ({"by_budget": {"15%": {"host": host, "graph": [{"ms": 40.0}]}}}, "graph 40.0, host 30.0"),
     }
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from bench.accept import decode, engines, launches, link, parts, runner
+from bench.accept import arithmetic, decode, engines, launches, link, parts, runner
 from bench.accept.drawn import OLMOE, QWEN, Subject, subject
 from bench.accept.report import NO_TIME
 from core.cache.address_table import AddressTable
@@ -19,6 +19,7 @@ from core.hf.fused_rmsnorm import FORMS
 from core.memory.codec import FORMATS, kernels
 from core.memory.codec.kernels import Launcher
 from core.memory.store import HostStore
+from core.system.native.compile import supported
 from tests.fake_cuda import FakeCuda, installed
 from tests.fake_cuda.kernels import FakeKernels
 from tests.fake_cuda.memory import MIB
@@ -180,6 +181,33 @@ def test_other_bits_led_by_the_gpu_are_found(tmp_path: Path, monkeypatch: pytest
 def _spoil(table: AddressTable) -> None:
     for eid in table._submitted:
         table._expert_cache.core.table[eid][0].raw.zero_()
+
+
+@pytest.mark.skipif(not supported(), reason="no kernels for this CPU")
+def test_the_fast_arithmetic(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a CPU in the GPU's place, as kernels for a GPU run under Triton's interpreter alone here."""
+    toy = subject(tmp_path, small=True, device=torch.device("cpu"))
+    found = arithmetic.fast(toy)
+    bits = found["int4-g64"]
+    assert bits["same_bits_as"] == "this CPU" and bits["passes"] == 8
+    assert {*bits["left_out_ways"]} == {"graph_all", "graph_20%"}
+    times = found["milliseconds"]
+    assert times["fast"]["35%_misses_on_the_host"] > 0 < times["reference"]["prompt_400"]
+    assert {*found["verdict"]} == {"all", "35%", "15%", "prompt_64", "prompt_400"}
+    monkeypatch.setattr(arithmetic, "_speed", lambda subject: {})
+    monkeypatch.setattr(arithmetic, "supported", lambda: False)
+    assert arithmetic.fast(toy)["int4-g64"]["same_bits_as"] == "all experts in slots"
+    fetch, calls = HostStore.fetch, itertools.count()
+
+    def spoiling(self: HostStore, eid: int, slots: Sequence[torch.Tensor], first: int = 0) -> int:
+        read = fetch(self, eid, slots, first)
+        if next(calls) % 20 == 19:
+            slots[0].zero_()
+        return read
+
+    monkeypatch.setattr(HostStore, "fetch", spoiling)
+    with pytest.raises(link.Wrong, match="other bits than all experts in slots"):
+        arithmetic.fast(toy)
 
 
 @pytest.mark.long(0.1)

@@ -33,6 +33,7 @@ class ExpertSource(Protocol):
 
     @property
     def blob_bytes(self) -> int: ...
+    def bytes_of(self, eid: int) -> int: ...
     def use_policy(self, make_policy: MakePolicy, usual: npt.ArrayLike) -> None: ...
     def begin_pass(self, now: int) -> None: ...
     def origin(self, eid: int) -> Origin: ...
@@ -65,12 +66,12 @@ class Copies:
 
     @property
     def expert_bytes(self) -> int:
-        """Bytes copied to fetch all blocks of an expert."""
+        """Bytes copied to fetch all blocks of an expert, on average over layers."""
         return self.store.blob_bytes
 
     def prepare(self, segment: Segment, slots: Sequence[Slot], *, demand: bool) -> Ticket:
         """A copy of a segment into its new slots, one per block, not yet submitted."""
-        size = self.expert_bytes * len(segment.blocks) // len(self.whole[segment.eid].blocks)
+        size = self.store.bytes_of(segment.eid) * len(segment.blocks) // len(self.whole[segment.eid].blocks)
         self.tickets[segment.eid] = ticket = Ticket(segment, slots, size, demand, self.phase)
         return ticket
 

@@ -1,6 +1,6 @@
 """Does it fit, and how fast will it be? Computed from config, manifest and file headers, before weights are read."""
 
-from core.capacity.forecast import Forecast, Seen, Speeds, forecast, measure_speeds
+from core.capacity.forecast import Forecast, Seen, Speeds, forecast, mean_speeds
 from core.capacity.free_memory import device_free, host_free
 from core.capacity.plan import Plan, plan
 from core.memory.disk import measure_disk
@@ -97,7 +97,7 @@ def copies_gbps(plan: Plan) -> float:
 def _forecast(plan: Plan, slots: int, seen: Seen) -> Forecast:
     """The forecast, from speeds that are measured once per codec, device and pack."""
     fast = plan.spec.arithmetic != "reference"
-    speeds = measure_speeds(plan.codec, plan.format, plan.outline.hidden, plan.sizes.shape.top_k, fast)
+    speeds = mean_speeds(plan.codecs, plan.outline.hidden, plan.sizes.shape.top_k, fast)
     link = _link(plan, speeds, seen.link)
     where = "over an emulated link" if link.emulated else "over the link" if plan.device.type == "cuda" else "in memory"
     if plan.tier.kind != "all" and not link.emulated:

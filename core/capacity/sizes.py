@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 from core.hf.outline import Outline
 from core.memory.codec import Codec
 from core.memory.codec.kernels import available, scratch_bytes
+from core.memory.codec.layers import LayerCodecs
 from core.memory.pages import page_up
 from core.memory.slabs import slot_cost
 from core.runtime.expert_math import AT_ONCE
@@ -41,14 +42,14 @@ class PromptPiece(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
-    """Bytes of everything a load needs, for one format, context and device."""
+    """Bytes of everything a load needs, for its formats, one context and one device."""
 
     shape: ModelShape
     dense: int
     kv: int
     workspace: int
-    slot: int  # one block of an expert on the device
-    blob: int  # one expert as a copy moves it
+    slot: int  # room for one block of any expert on the device
+    blob: int  # one expert as a copy moves it, on average over layers
     chunk: int  # prompt positions computed in one forward pass
     carried: bool = True  # whether a pass continues from the previous pass's state; else a prompt is one pass
     blocks: int = 1  # of an expert, see core.memory.codec
@@ -126,7 +127,7 @@ def show(budget: Budget) -> str:
 def sizes_of(
     outline: Outline,
     config: Any,
-    codec: Codec,
+    codecs: LayerCodecs,
     context: int,
     paged: bool = False,
     rounded: tuple[int, int] = (0, 0),
@@ -134,33 +135,34 @@ def sizes_of(
     sequences: int = 1,
     draft: tuple[int, int] = (0, 0),
 ) -> Sizes:
-    """Sizes for one context and expert format, with KV memory for `sequences` of it. `paged`: slots are whole
+    """Sizes for one context and the formats of experts, with KV memory for `sequences` of it. `paged`: slots are whole
     pages (core.memory.arena); `rounded`: bytes of dense layers kept as codes; `draft`: bytes of the weights and the KV
     of a model that guesses tokens. The longest chunks are those that
     `budget` pays for."""
-    slot = page_up(codec.slot_bytes) if paged else codec.slot_bytes
-    if codec.device.type == "cuda":
-        slot = slot_cost(codec.slot_bytes)
+    slot = page_up(codecs.slot_bytes) if paged else codecs.slot_bytes
+    if codecs.device.type == "cuda":
+        slot = slot_cost(codecs.slot_bytes)
     site, text = outline.sites[0], text_config(config)
-    shape = ModelShape(len(outline.sites), site.num_experts, site.top_k, outline.hidden, slot * codec.blocks)
+    shape = ModelShape(len(outline.sites), site.num_experts, site.top_k, outline.hidden, slot * codecs.blocks)
     shape = replace(shape, encoder_layers=outline.encoder_layers, heads=outline.heads)
     states, scores = outline.states, _scores_bytes(text, context)
-    libraries = LIBRARIES if codec.device.type == "cuda" else 0
+    unpacked = max(map(_unpacked, codecs.distinct))
+    libraries = LIBRARIES if codecs.device.type == "cuda" else 0
 
     def sizes(chunk: int) -> Sizes:
         """With chunks of `chunk` positions."""
-        computing = chunk * scores + _workspace(outline, text, shape, context, chunk, codec)
+        computing = chunk * scores + _workspace(outline, text, shape, context, chunk, codecs)
         return Sizes(
             shape,
             outline.dense_bytes - rounded[0] + draft[0],
             sequences * outline.kv_bytes(context) + (outline.state_bytes if sequences > 1 else 0) + draft[1],
-            max(states.bytes(chunk) + (1 << 20), computing + max(_unpacked(codec), rounded[1])) + libraries,
+            max(states.bytes(chunk) + (1 << 20), computing + max(unpacked, rounded[1])) + libraries,
             slot,
-            codec.blob_bytes,
+            codecs.mean_blob_bytes,
             chunk,
             states.carried,
-            codec.blocks,
-            graphs=ROOM if codec.device.type == "cuda" and codec.blocks == 1 and available(codec.device) else 0,
+            codecs.blocks,
+            graphs=ROOM if codecs.device.type == "cuda" and codecs.blocks == 1 and available(codecs.device) else 0,
         )
 
     most = min(PREFILL_CHUNK, sequences * context)  # the prompts of several are read together
@@ -210,13 +212,13 @@ def _most(config: Any, name: str) -> int:
     return max(int(getattr(layer, name, None) or 0) for layer in layers)
 
 
-def _workspace(outline: Outline, config: Any, shape: ModelShape, context: int, tokens: int, codec: Codec) -> int:
+def _workspace(outline: Outline, config: Any, shape: ModelShape, context: int, tokens: int, codecs: LayerCodecs) -> int:
     """Most bytes of activations alive at once in a chunk of `tokens`: attention, a MoE layer, or the logits.
 
     Counted from the tensors that each of the three holds, in fp32 where values are promoted; a test compares it with
     measured passes.
     """
-    hidden, k, itemsize = shape.hidden, shape.top_k, codec.dtype.itemsize
+    hidden, k, itemsize = shape.hidden, shape.top_k, codecs.dtype.itemsize
     widest = max(s.shape[0] * s.shape[1] // hidden for s in outline.sites[0].parts.values() if s.is_weight)
     heads = _most(config, "num_attention_heads")
     head = max(_most(config, name) for name in ("head_dim", "qk_head_dim", "v_head_dim", "d_kv")) or hidden // heads
@@ -225,7 +227,7 @@ def _workspace(outline: Outline, config: Any, shape: ModelShape, context: int, t
     attention = mixed * tokens * heads * head + (4 * heads * head + 2 * tokens) * context * itemsize
     pairs = (hidden * itemsize + 5 * 8) * tokens * k  # outputs of all experts, and the order of their rows
     one = 3 * tokens * hidden * itemsize + 3 * tokens * widest * 4  # an expert that all tokens chose
-    at_once = min(tokens, max(1, AT_ONCE[codec.device.type == "cuda"] // (k * hidden))) * k * hidden
+    at_once = min(tokens, max(1, AT_ONCE[codecs.device.type == "cuda"] // (k * hidden))) * k * hidden
     summed = at_once * (itemsize + 2 * 4 + max(itemsize, outline.weights_itemsize)) + tokens * hidden * itemsize
     experts = pairs + max(one, summed) + 16 * tokens * shape.experts
     logits = 4 * outline.vocab * 4

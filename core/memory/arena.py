@@ -10,7 +10,7 @@ from functools import partial
 
 import torch
 
-from core.memory.codec import Codec, SlotParts
+from core.memory.codec.layers import LayerCodecs
 from core.memory.pages import aligned, page_up
 from core.memory.slabs import Slabs
 from core.memory.slot import Slot
@@ -24,12 +24,13 @@ class Arena:
     """Allocates and frees slots. When an allocation fails, torch's out-of-memory error propagates and nothing was
     allocated."""
 
-    def __init__(self, codec: Codec, device: torch.device, paged: bool = False) -> None:
-        """`paged`: slots consist of whole pages, so that disk reads can target them directly; CPU only."""
-        self.codec, self.device = codec, device
+    def __init__(self, codecs: LayerCodecs, device: torch.device, paged: bool = False) -> None:
+        """Slots have room for a block of any expert. `paged`: they consist of whole pages, so that disk reads can
+        target them directly; CPU only."""
+        self.codecs, self.device = codecs, device
         self._new: Callable[[int], torch.Tensor] = aligned if paged else partial(torch.empty, dtype=torch.uint8)
-        self._slot_bytes = page_up(codec.slot_bytes) if paged else codec.slot_bytes
-        self._slabs = Slabs(codec.slot_bytes, device) if device.type == "cuda" else None
+        self._slot_bytes = page_up(codecs.slot_bytes) if paged else codecs.slot_bytes
+        self._slabs = Slabs(codecs.slot_bytes, device) if device.type == "cuda" else None
         self._slots: dict[int, Slot] = {}
         self._next = 0
 
@@ -40,7 +41,7 @@ class Arena:
 
     def allocate(self) -> Slot:
         """A new, uninitialised slot."""
-        slot = Slot(self._next, NOTHING, SlotParts({}, {}))
+        slot = Slot(self._next, NOTHING)
         with torch.inference_mode(False):  # other threads write into it, outside inference mode
             self._give(slot, self._slabs.take(slot) if self._slabs is not None else self._new(self._slot_bytes))
         self._slots[slot.index] = slot
@@ -79,12 +80,12 @@ class Arena:
 
     def _give(self, slot: Slot, raw: torch.Tensor) -> None:
         """A slot's bytes are `raw` from now on."""
-        slot.raw, slot.parts = raw, self.codec.views(raw)
+        slot.move(raw)
         if self.device.type == "cuda":  # pending kernels may still read memory that was freed before
             slot.fence = torch.cuda.Event()
             slot.fence.record()
 
     def _take_back(self, slot: Slot) -> None:
-        slot.raw, slot.parts = NOTHING, SlotParts({}, {})
+        slot.move(NOTHING)
         if self._slabs is not None:
             self._slabs.leave(slot)

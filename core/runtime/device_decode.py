@@ -120,10 +120,10 @@ class DeviceDecode:
             return "the model is not on a GPU"
         if not all(one.finds for one in self._math):
             return "the Triton kernels do not run here"
-        codec = self._math[0].codec
-        if codec.blocks > 1:
+        codecs = [one.codec for one in self._math]
+        if codecs[0].blocks > 1:
             return "the model was loaded with several blocks per expert"
-        if not codec.verbatim:
+        if not all(one.verbatim for one in codecs):
             return (
                 "experts are stored in other number types than they are computed in, so that kernels cannot read them"
             )

@@ -22,7 +22,7 @@ class VirtualSlots:
     def allocate(self) -> Slot:
         """A new slot."""
         self._next, self._count = self._next + 1, self._count + 1
-        return Slot(self._next - 1, NOTHING, NOTHING)
+        return Slot(self._next - 1, NOTHING)
 
     def free(self, slot: Slot) -> None:
         """Gives a slot back."""
@@ -43,6 +43,10 @@ class VirtualExperts:
 
     def __init__(self, blob_bytes: int) -> None:
         self.blob_bytes = blob_bytes
+
+    def bytes_of(self, eid: int) -> int:
+        """Bytes copied to fetch an expert."""
+        return self.blob_bytes
 
     def use_policy(self, make_policy: Any, usual: Any) -> None:
         """Does nothing: no expert ever leaves host memory."""

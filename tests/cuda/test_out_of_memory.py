@@ -13,7 +13,6 @@ from app.server.errors import moestro_error
 from core.cache.lease import LeasedSegment
 from core.engine import Engine, settings_controller
 from core.errors import BudgetError, DeviceError, DeviceFullError, MoestroError
-from core.memory.codec import SlotParts
 from core.memory.slot import Slot
 from core.memory.transfer import Ticket, TransferEngine
 from core.runtime.out_of_memory import faulted, shortage
@@ -181,7 +180,7 @@ SOON = 30  # seconds that no test takes
 
 
 def ticket(eid: int, *, demand: bool = True) -> Ticket:
-    slot = Slot(eid, torch.zeros(64, dtype=torch.uint8, device=GPU), SlotParts({}, {}))
+    slot = Slot(eid, torch.zeros(64, dtype=torch.uint8, device=GPU))
     return Ticket(Segment(eid, range(1)), [slot], 64, demand, "decode")
 
 

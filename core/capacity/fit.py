@@ -27,7 +27,7 @@ def fit_of(plan: Plan, instead_of: Memory | None = None, seen: Seen | None = Non
     """The verdict on a plan, next to a loaded model or replacing it (`instead_of`). `forecast` = include the
     speed forecast."""
     settings, tier = plan.spec.settings, plan.tier
-    sizes = plan.sizes.led_by(settings.link)
+    sizes = plan.sizes.under(settings)
     budget, scope, cpu = settings.cache.budget, settings.cache.scope, plan.device.type == "cpu"
     free, on_host = device_free(plan.device, instead_of), host_free(plan.device, instead_of)
     slots, least = sizes.slots(budget), sizes.slots_min(scope)

@@ -161,14 +161,14 @@ def plan(spec: LoadSpec, instead_of: Memory | None = None) -> Plan:
         row_bytes = max(pack.padded_bytes, page_up(codecs.blob_bytes))
         tier = choose_tier(spec.host, device, total, row_bytes, into_slots, host_free(device, instead_of))
     rounded = rounded_bytes(shape.linears, spec.dense, dtype, device) if spec.dense != "checkpoint" else (0, 0)
-    link, cache, draft = spec.settings.link, spec.settings.cache, _draft(spec, device, dtype, context)
+    cache, draft = spec.settings.cache, _draft(spec, device, dtype, context)
     beside = (0, 0) if draft is None else (draft.weights, draft.kv)
 
     def sizes(budget: Budget) -> Sizes:
         found = sizes_of(shape, config, codecs, context, tier.into_slots, rounded, budget, spec.sequences, beside)
-        return found.affordable(link, budget, cache.scope)
+        return found.affordable(spec.settings, budget)
 
-    least = sizes(Budget(share=0.0)).led_by(link)
+    least = sizes(Budget(share=0.0)).under(spec.settings)
     bytes_min = least.bytes(least.slots_min(cache.scope))
     found = sizes(cache.budget)
     return Plan(spec, files, shape, config, device, dtype, context, codecs, found, bytes_min, tier, pack, draft)

@@ -6,7 +6,9 @@ while a slider moves, and when the engine resizes itself.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from operator import mul
 from typing import Any, NamedTuple
 
 from core.hf.outline import Outline
@@ -18,7 +20,7 @@ from core.memory.slabs import slot_cost
 from core.runtime.expert_math import AT_ONCE
 from core.runtime.graph_pool import ROOM
 from core.settings.budget import Budget
-from core.settings.link import LinkSettings
+from core.settings.config import Settings
 from core.system.text_config import text_config
 from core.system.wording import format_bytes
 from core.types import ModelShape
@@ -48,7 +50,7 @@ class Sizes:
     dense: int
     kv: int
     workspace: int
-    slot: int  # room for one block of any expert on the device
+    slot: int  # one block of an expert on the device, on average over layers where their slots differ
     blob: int  # one expert as a copy moves it, on average over layers
     chunk: int  # prompt positions computed in one forward pass
     carried: bool = True  # whether a pass continues from the previous pass's state; else a prompt is one pass
@@ -57,6 +59,7 @@ class Sizes:
         PromptPiece, ...
     ] = ()  # pieces of a prompt that are more than `chunk` positions, see core.capacity.pieces
     graphs: int = 0  # that CUDA graphs of tokens need beside the workspace, where there can be any
+    of_layer: tuple[int, ...] = ()  # a slot of each layer, where these differ
 
     @property
     def slots_all(self) -> int:
@@ -68,14 +71,17 @@ class Sizes:
         """Device bytes needed at any budget."""
         return self.dense + self.kv + self.workspace
 
-    def led_by(self, link: LinkSettings) -> Sizes:
-        """With what the setting gpu_decode needs."""
-        return replace(self, workspace=self.workspace + self.graphs, graphs=0) if link.captures else self
+    def under(self, settings: Settings) -> Sizes:
+        """With what the setting gpu_decode needs. Where layers share slots, each has room for any expert."""
+        cache, found = settings.cache, self
+        if self.of_layer and (cache.scope == "global" or cache.bypass):
+            found = replace(found, slot=max(self.of_layer), of_layer=())
+        return replace(found, workspace=self.workspace + self.graphs, graphs=0) if settings.link.captures else found
 
-    def affordable(self, link: LinkSettings, budget: Budget, scope: str) -> Sizes:
+    def affordable(self, settings: Settings, budget: Budget) -> Sizes:
         """Without graphs where nobody has asked for them by name and a budget would be too small for their room."""
-        needed = self.slots_min(scope)
-        short = link.decode == "auto" and self.led_by(link).slots(budget) < needed <= self.slots(budget)
+        needed = self.slots_min(settings.cache.scope)
+        short = settings.link.decode == "auto" and self.under(settings).slots(budget) < needed <= self.slots(budget)
         return replace(self, graphs=0) if short else self
 
     def slots_min(self, scope: str) -> int:
@@ -90,6 +96,18 @@ class Sizes:
             return int(budget.share * self.slots_all + 1e-9)
         assert budget.bytes is not None
         return max(0, min(self.slots_all, (budget.bytes - self.fixed) // self.slot))
+
+    def slots_of(self, budget: Budget, divide: Callable[[int], Sequence[int]]) -> int:
+        """The same, where `divide` says how many each layer gets: those of layers with larger slots cost more."""
+        slots = self.slots(budget)
+        paid = slots * self.slot
+        while self.of_layer and self.taken(divide(slots)) > paid:
+            slots -= 1
+        return slots
+
+    def taken(self, slots: Sequence[int]) -> int:
+        """Bytes of so many slots of each layer, or pool."""
+        return sum(map(mul, slots, self.of_layer)) if self.of_layer else sum(slots) * self.slot
 
     def bytes(self, slots: int) -> int:
         """Total device bytes with that many slots."""
@@ -139,9 +157,12 @@ def sizes_of(
     pages (core.memory.arena); `rounded`: bytes of dense layers kept as codes; `draft`: bytes of the weights and the KV
     of a model that guesses tokens. The longest chunks are those that
     `budget` pays for."""
-    slot = page_up(codecs.slot_bytes) if paged else codecs.slot_bytes
+    slot, of_layer = page_up(codecs.slot_bytes) if paged else codecs.slot_bytes, tuple[int, ...]()
     if codecs.device.type == "cuda":
         slot = slot_cost(codecs.slot_bytes)
+    elif codecs.is_mixed and codecs.blocks == 1:
+        of_layer = tuple(page_up(one.slot_bytes) if paged else one.slot_bytes for one in codecs)
+        slot = -(-sum(of_layer) // len(of_layer))
     site, text = outline.sites[0], text_config(config)
     shape = ModelShape(len(outline.sites), site.num_experts, site.top_k, outline.hidden, slot * codecs.blocks)
     shape = replace(shape, encoder_layers=outline.encoder_layers, heads=outline.heads)
@@ -163,6 +184,7 @@ def sizes_of(
             states.carried,
             codecs.blocks,
             graphs=ROOM if codecs.device.type == "cuda" and codecs.blocks == 1 and available(codecs.device) else 0,
+            of_layer=of_layer,
         )
 
     most = min(PREFILL_CHUNK, sequences * context)  # the prompts of several are read together

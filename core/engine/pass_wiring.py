@@ -166,8 +166,8 @@ def with_measured_workspace(loaded: LoadedModel, transfers: TransferEngine, kv: 
         measured, problem = loaded.sizes, f"The GPU has no room for {lack}. Lower the context."
     else:
         room = free_bytes(loaded.device)[0] + torch.cuda.memory_reserved(loaded.device) - loaded.beside
-        measured = measured.affordable(settings.link, settings.cache.budget, settings.cache.scope)
-        problem = measured.led_by(settings.link).problem(settings.cache.budget, settings.cache.scope, room)
+        measured = measured.affordable(settings, settings.cache.budget)
+        problem = measured.under(settings).problem(settings.cache.budget, settings.cache.scope, room)
     if problem:
         raise BudgetError(problem)
     return replace(loaded, plan=replace(plan, sizes=measured))

@@ -69,7 +69,7 @@ def test_the_pass_is_made_again_with_fewer_slots(engine: Engine, refusing: Refus
     refusing.at = {refusing.calls + 7}  # the second layer of the third token
     assert text(engine) == want
     assert engine.expert_cache.slots == slots - slots // 16
-    sizes = engine.sizes.led_by(engine.settings.link)
+    sizes = engine.sizes.under(engine.settings)
     assert engine.settings.cache.budget.bytes == sizes.bytes(engine.expert_cache.slots)
     assert any("ran out of memory" in mark for _, mark in engine.frame().marks)
     engine.expert_cache.check_integrity()

@@ -11,6 +11,7 @@ import torch
 from core.engine import Engine
 from core.importing import forecast_import, import_model
 from core.memory.pack import Manifest
+from core.memory.pages import page_up
 from core.settings.config import Settings
 from core.settings.loading import LoadSpec
 from core.system.native.compile import supported
@@ -111,3 +112,38 @@ def test_fast_has_the_same_bits_whatever_is_resident(pack: Path, wanted: torch.T
         spec = LoadSpec.checked(str(pack), settings, dtype="float32", context=128, arithmetic="fast", **how)
         with unloading(Engine.load(spec)) as engine:
             assert torch.equal(logits(engine, PROMPT, cuts), found), how
+
+
+def test_slots_have_the_size_of_their_layers_experts(pack: Path, wanted: torch.Tensor) -> None:
+    """Of all layers' where these share slots; and no budget is exceeded, whatever changes live."""
+    budget = {"budget": "50%", "predictor": "none"}
+    spec = LoadSpec.checked(
+        str(pack), Settings(budget), dtype="float32", context=64, arithmetic="reference", host="none"
+    )
+    with unloading(Engine.load(spec)) as engine:
+        codecs, cache, core = engine.loaded.plan.codecs, engine.expert_cache, engine.expert_cache.core
+        pages = [page_up(one.slot_bytes) for one in codecs]
+        assert len({*pages}) == 3 and engine.sizes.of_layer == tuple(pages)
+
+        def held() -> list[set[int]]:
+            return [{len(slot.raw) for slot in cache.sample(layer, 8)} for layer in range(len(codecs))]
+
+        assert held() == [{size} for size in pages]
+        for change in (
+            {"scope": "global"},
+            {"scope": "layer", "bypass": True},
+            {"bypass": False, "budget": "75%", "eviction": "lfu"},
+            {"budget": str(engine.sizes.bytes(13))},
+        ):
+            engine.change(change)
+            alike = cache.placement.scope == "global" or cache.placement.transit > 0
+            assert held() == [{max(pages)} if alike else {size} for size in pages], change
+            free = [slot for pool in core.pools for slot in pool.free]
+            slots = [*free, *core.transit, *(slot for slots in core.table for slot in slots)]
+            assert engine.wiring.arena.bytes == sum(len(slot.raw) for slot in slots)
+            cache.check_integrity()
+            found, _ = run(engine.model, engine.fresh_cache(), lambda step: None, STEPS)
+            assert torch.equal(found, wanted), change
+            memory = engine.memory()
+            assert memory.dense + memory.experts + memory.kv_reserved + engine.sizes.workspace <= memory.budget, change
+        assert cache.slots in (12, 13)

@@ -57,6 +57,11 @@ class LayerCodecs:
         return all(one.verbatim for one in self.distinct)
 
     @property
+    def is_mixed(self) -> bool:
+        """Whether slots of some layers need more bytes than those of others."""
+        return len({one.slot_bytes for one in self.distinct}) > 1
+
+    @property
     def slot_bytes(self) -> int:
         """Bytes of a slot that holds a block of any expert."""
         return max(one.slot_bytes for one in self.distinct)

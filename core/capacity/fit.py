@@ -64,7 +64,7 @@ def fit_of(plan: Plan, instead_of: Memory | None = None, seen: Seen | None = Non
         device_free=free,
         host=tier.bytes,
         host_free=on_host,
-        disk=sizes.shape.total * tier.row_bytes if from_disk and slots < sizes.slots_all else 0,
+        disk=_on_disk(plan) if from_disk and slots < sizes.slots_all else 0,
         direct=from_disk and forecast and measure_disk(plan.files.path).direct,
         hit_low=expected.hit[0],
         hit_high=expected.hit[1],
@@ -76,6 +76,13 @@ def fit_of(plan: Plan, instead_of: Memory | None = None, seen: Seen | None = Non
         warning=warning,
         note=plan.note,
     )
+
+
+def _on_disk(plan: Plan) -> int:
+    """Bytes of all experts that are cached, in the files of their pack."""
+    pack = plan.pack
+    assert pack is not None
+    return pack.experts * sum(pack.kind(layer).padded_bytes for layer in range(plan.sizes.shape.cached_layers))
 
 
 def _lacks_host_memory(plan: Plan, free: int) -> str:

@@ -8,47 +8,41 @@ from pathlib import Path
 import pytest
 import torch
 
+from core import __version__
 from core.engine import Engine
 from core.importing import forecast_import, import_model
+from core.importing.job import open_job
 from core.memory.pack import Manifest
 from core.memory.pages import page_up
 from core.settings.config import Settings
 from core.settings.loading import LoadSpec
+from core.settings.sampling import Sampling
 from core.system.native.compile import supported
+from core.types import Ids
 from tests.equality.fast import load, logits
 from tests.equality.passes import PROMPT, run
-from tests.gguf_writer.write import make_gguf
 from tests.loaded import unloading
+from tests.mixed_gguf import FORMATS, make_mixed
 from tests.selection import layered
 from tests.sources.test_imported import STEPS, theirs
 from tests.tiny_tokenizer import save_tokenizer
 
-WIDE = dict(hidden_size=256, moe_intermediate_size=512, num_hidden_layers=4, num_experts=8, num_experts_per_tok=2)
-TYPES = {  # by layer: gate, up, down
-    "blk.0.": ("Q4_K", "Q4_K", "Q6_K"),
-    "blk.1.": ("Q4_K", "Q4_K", "Q4_K"),
-    "blk.2.": ("Q5_K", "Q4_K", "Q8_0"),  # gate and up are one matrix
-    "blk.3.": ("Q4_K", "Q4_K", "Q6_K"),
-}
 ROUNDED = 0.05  # of a row of logits, where states are rounded to 8 bits
-FORMATS = ("q4_k/q6_k", "q4_k", "q5_k/int8-g32", "q4_k/q6_k")
-
-
-def mixed(name: str) -> str:
-    if "_exps" not in name:
-        return "F32"
-    gate, up, down = next(types for prefix, types in TYPES.items() if name.startswith(prefix))
-    return gate if "gate" in name else up if "up" in name else down
 
 
 @pytest.fixture(scope="module")
-def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_gguf("qwen3_moe", tmp_path_factory.mktemp("mixed"), mixed, **WIDE)[1]
+def made(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    return make_mixed(tmp_path_factory.mktemp("mixed"))
 
 
 @pytest.fixture(scope="module")
-def pack(file: Path) -> Path:
-    return save_tokenizer(import_model(str(file), file.parent / "pack"))
+def file(made: tuple[Path, Path]) -> Path:
+    return made[0]
+
+
+@pytest.fixture(scope="module")
+def pack(made: tuple[Path, Path]) -> Path:
+    return made[1]
 
 
 @pytest.fixture(scope="module")
@@ -93,6 +87,21 @@ def test_logits_are_transformers_own(
         found, _ = run(engine.model, engine.fresh_cache(), before, STEPS)
         engine.expert_cache.check_integrity()
         assert 0 < engine.memory().peak <= engine.memory().budget
+    assert torch.equal(found, wanted)
+
+
+def test_a_pack_in_segments(file: Path, pack: Path, wanted: torch.Tensor) -> None:
+    """Stored in two blocks, read as a whole; and an import of the same file is known by what it writes."""
+    cut = save_tokenizer(import_model(str(file), file.parent / "cut", blocks=2))
+    manifest = Manifest.load(cut)
+    assert [len(one.segments) for one in manifest.kinds] == [2, 2, 2]
+    for path, blocks in ((pack, 1), (cut, 2)):
+        with open_job(file, "mixed", "auto", blocks) as job:
+            assert job.identity(__version__) == Manifest.load(path).identity
+    settings = Settings({"budget": "50%"})
+    spec = LoadSpec.checked(str(cut), settings, dtype="float32", context=64, arithmetic="reference", host="none")
+    with unloading(Engine.load(spec)) as engine:
+        found, _ = run(engine.model, engine.fresh_cache(), lambda step: None, STEPS)
     assert torch.equal(found, wanted)
 
 
@@ -147,3 +156,34 @@ def test_slots_have_the_size_of_their_layers_experts(pack: Path, wanted: torch.T
             memory = engine.memory()
             assert memory.dense + memory.experts + memory.kv_reserved + engine.sizes.workspace <= memory.budget, change
         assert cache.slots in (12, 13)
+
+
+@pytest.mark.skipif(not supported(), reason="no kernels for this CPU")
+def test_the_host_computes_experts_of_every_layer(pack: Path) -> None:
+    """Missing experts in host memory, by threads of their own and by the computing thread, and prefetched ones."""
+    settings = Settings({"budget": "100%", "link": "emulated", "link_gbps": 0.05, "predictor": "none"})
+    spec = LoadSpec.checked(str(pack), settings, dtype="float32", context=64, arithmetic="fast", host="all")
+    with unloading(Engine.load(spec)) as engine:
+
+        def answer() -> tuple[list[int], int, int]:
+            pieces = [*engine.generate(Ids(PROMPT), Sampling(max_new_tokens=12, temperature=0.0))]
+            steps = [one.step for one in pieces if one.step is not None and one.step.phase == "decode"]
+            taken = sum(one.demand_bytes for one in steps)
+            return [one.token for one in pieces if one.token is not None], sum(s.host_computed for s in steps), taken
+
+        tokens, hosted, taken = answer()
+        assert len(tokens) == 12 and hosted == taken == 0
+        for threads, predictor in ((0, "none"), (1, "none"), (1, "gate")):
+            host = {"miss_placement": "host", "host_threads": threads}
+            engine.change({"budget": "25%", "predictor": predictor} | host)
+            engine.expert_cache.start_over()
+            found, hosted, taken = answer()
+            assert found == tokens and hosted > 0, (threads, predictor)
+        engine.change({"miss_placement": "measured"})
+        assert answer()[0] == tokens
+        engine.change({"miss_placement": "wait", "predictor": "none"})
+        engine.expert_cache.start_over()
+        found, hosted, taken = answer()
+        sizes = {one.blob_bytes for one in engine.loaded.plan.codecs}
+        assert found == tokens and hosted == 0 and len(sizes) == 3
+        engine.expert_cache.check_integrity()

@@ -8,6 +8,7 @@ import torch
 from core.hf.cached_pass import cached_pass
 from core.memory.slabs import slot_cost
 from tests.cuda.conftest import engine_on
+from tests.decoded import answer
 from tests.fake_cuda import FakeCuda
 from tests.loaded import loaded
 from tests.mixed_gguf import make_mixed
@@ -44,3 +45,18 @@ def test_a_gpu_has_slots_for_the_largest_and_kernels_for_each(
             engine.expert_cache.check_integrity()
             assert engine.memory().peak <= engine.memory().budget
     assert torch.equal(*found) and (wanted - found[0]).norm() < 1e-4 * wanted.norm()
+
+
+@pytest.mark.long(0.1)
+def test_tokens_led_by_the_gpu(fake_kernels: FakeCuda, pack: Path) -> None:
+    """Each layer's blobs are read where they lie in host memory."""
+    found = []
+    for decode in ("host", "device"):
+        settings = {"budget": "50%", "predictor": "none", "gpu_decode": decode}
+        with engine_on(pack, settings, arithmetic="reference", dtype="float32") as engine:
+            found.append(answer(engine, 5, 0))
+            assert (engine.parts.device_decode.step is not None) == (decode == "device")
+            sizes = [codec.blob_bytes for codec in engine.loaded.plan.codecs]
+    assert torch.equal(found[0].logits, found[1].logits) and len({*sizes}) == 3
+    steps = [one for one in found[1].steps if one.phase == "decode"]
+    assert sum(one.demand_bytes for one in steps) > 0

@@ -159,7 +159,9 @@ def plan(spec: LoadSpec, instead_of: Memory | None = None) -> Plan:
     if pack is not None:
         into_slots = codecs.verbatim and codecs.blocks == 1
         row_bytes = max(pack.padded_bytes, page_up(codecs.blob_bytes))
-        tier = choose_tier(spec.host, device, total, row_bytes, into_slots, host_free(device, instead_of))
+        everything = sum(max(pack.kind(at).padded_bytes, page_up(codecs[at].blob_bytes)) for at in range(layers))
+        free = host_free(device, instead_of)
+        tier = choose_tier(spec.host, device, total, row_bytes, into_slots, free, everything * site.num_experts)
     rounded = rounded_bytes(shape.linears, spec.dense, dtype, device) if spec.dense != "checkpoint" else (0, 0)
     cache, draft = spec.settings.cache, _draft(spec, device, dtype, context)
     beside = (0, 0) if draft is None else (draft.weights, draft.kv)

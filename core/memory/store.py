@@ -21,9 +21,10 @@ class Cancelled(Exception):
 class ExpertStore:
     """All experts of one model, by eid, and the rows of host memory in which it holds some, all or none of them."""
 
-    def __init__(self, codecs: LayerCodecs, rows: int, row_bytes: int, pin: bool) -> None:
+    def __init__(self, codecs: LayerCodecs, rows: int, row_bytes: int, pin: bool, sizes: Sequence[int] = ()) -> None:
+        """`sizes`: bytes of each row, where these differ."""
         self.codecs = codecs
-        self._memory = HostMemory(rows, row_bytes, pin)
+        self._memory = HostMemory(rows, row_bytes, pin, sizes)
         self._rows = self._memory.rows
 
     @property
@@ -101,10 +102,10 @@ class ExpertStore:
 
 
 class HostStore(ExpertStore):
-    """All experts in host memory, encoded once at load; immutable after `fill`. All rows have room for the largest."""
+    """All experts in host memory, encoded once at load; immutable after `fill`."""
 
     def __init__(self, codecs: LayerCodecs, count: int, pin: bool) -> None:
-        super().__init__(codecs, count, codecs.blob_bytes, pin)
+        super().__init__(codecs, count, codecs.blob_bytes, pin, [codecs.of(eid).blob_bytes for eid in range(count)])
 
     def fill(
         self,
@@ -128,7 +129,7 @@ class HostStore(ExpertStore):
         for eid, blob in enumerate(blobs):
             if cancel is not None and cancel.is_set():
                 raise Cancelled
-            self._rows[eid][: len(blob)].copy_(blob)
+            self._rows[eid].copy_(blob)
             progress((eid + 1) / len(self._rows))
 
     def origin(self, eid: int) -> Origin:

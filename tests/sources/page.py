@@ -47,7 +47,7 @@ expert is as a whole in codes or in plain numbers: one of its matrices in F16, B
 and IQ4_XS keep their codes in `int4-g32` and `iq4_nl`, with scales rounded to float16, and Q5_K and Q6_K are rounded to
 `int8-g32`. A format that is chosen by name is that of all matrices. Each layer's experts are read, copied and cached in
 their own size; where layers share slots (`scope` global, `bypass`, `--blocks`) and on a GPU, a slot has room for the
-largest, and so has a row of host memory. By type:
+largest, and so has a row of host memory where that holds some of the experts alone. By type:
 """
 PICKLES = "they can run programs when they are opened, so that they never are. Both tools also write safetensors."
 ROUNDED = "converted, with the loss measured before the import"

@@ -101,8 +101,8 @@ class Sizes:
         """The same, where `divide` says how many each layer gets: those of layers with larger slots cost more."""
         slots = self.slots(budget)
         paid = slots * self.slot
-        while self.of_layer and self.taken(divide(slots)) > paid:
-            slots -= 1
+        while self.of_layer and (over := self.taken(divide(slots)) - paid) > 0:
+            slots -= max(1, over // max(self.of_layer))
         return slots
 
     def taken(self, slots: Sequence[int]) -> int:

@@ -6,7 +6,13 @@ from core.importing import import_model
 from tests.gguf_writer.write import make_gguf
 from tests.tiny_tokenizer import save_tokenizer
 
-WIDE = dict(hidden_size=256, moe_intermediate_size=512, num_hidden_layers=4, num_experts=8, num_experts_per_tok=2)
+WIDE = dict(
+    hidden_size=256,
+    moe_intermediate_size=512,
+    num_hidden_layers=4,
+    num_experts=8,
+    num_experts_per_tok=2,
+)
 TYPES = {  # by layer: gate, up, down
     "blk.0.": ("Q4_K", "Q4_K", "Q6_K"),
     "blk.1.": ("Q4_K", "Q4_K", "Q4_K"),

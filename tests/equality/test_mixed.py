@@ -3,12 +3,14 @@ transformers computes their dequantised weights, whatever is resident."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 
 from core import __version__
+from core.capacity.sizes import PromptPiece
 from core.engine import Engine
 from core.importing import forecast_import, import_model
 from core.importing.job import open_job
@@ -187,3 +189,22 @@ def test_the_host_computes_experts_of_every_layer(pack: Path) -> None:
         sizes = {one.blob_bytes for one in engine.loaded.plan.codecs}
         assert found == tokens and hosted == 0 and len(sizes) == 3
         engine.expert_cache.check_integrity()
+
+
+@pytest.mark.parametrize("scope", ["layer", "global"])
+def test_a_long_prompt_borrows_what_slots_leave(pack: Path, scope: str) -> None:
+    settings = Settings({"budget": "75%", "predictor": "none", "scope": scope})
+    spec = LoadSpec.checked(str(pack), settings, dtype="float32", context=64, arithmetic="reference", host="none")
+    with unloading(Engine.load(spec)) as engine:
+        controller, arena, slots = engine._controller, engine.wiring.arena, engine.expert_cache.slots
+        taken = arena.bytes
+        for extra in (1, 230_000, 270_000, 700_000, 1_500_000):
+            controller._sizes = replace(engine.sizes, longer=(PromptPiece(1024, extra),))
+            assert controller.reserve_workspace(engine.parts, 1024)
+            assert arena.bytes + extra <= taken and engine.expert_cache.slots < slots
+            engine.expert_cache.check_integrity()
+            memory = engine.memory()
+            assert memory.dense + memory.experts + memory.kv_reserved + engine.sizes.workspace + extra <= memory.budget
+            assert controller.reserve_workspace(engine.parts, 0)
+            assert (arena.bytes, engine.expert_cache.slots) == (taken, slots)
+        controller._sizes = engine.sizes

@@ -100,6 +100,7 @@ def fake_pack(folder: Path, source: str = "Qwen3-Tiny", format: str = "int4-g64"
     from core.memory.codec import PartSpec, make_codec
     from core.memory.codec.formats import Numbers
     from core.memory.pack import Manifest, PackFile
+    from core.memory.pack.kind import Kind
     from core.memory.pack.manifest import DENSE, layer_file
     from core.memory.pages import page_up
 
@@ -113,7 +114,8 @@ def fake_pack(folder: Path, source: str = "Qwen3-Tiny", format: str = "int4-g64"
             file.truncate(size)
     manifest = Manifest(
         model_hash="fake",
-        format=format,
+        kinds=(Kind(format, codec.blob_layout, (), padded),),
+        kind_of=(0,) * SHAPE.layers,
         numbers=Numbers(*[torch.bfloat16] * 3),
         layers=SHAPE.layers,
         experts=SHAPE.experts,
@@ -122,9 +124,6 @@ def fake_pack(folder: Path, source: str = "Qwen3-Tiny", format: str = "int4-g64"
         is_transposed=False,
         has_gate=True,
         is_concatenated=True,
-        layout=codec.blob_layout,
-        segments=(),
-        padded_bytes=padded,
         files={name: PackFile(size) for name, size in files.items()},
         sums=((0,) * SHAPE.experts,) * SHAPE.layers,
         source={"kind": "safetensors", "label": "bfloat16", "name": source, "hash": "fake"},

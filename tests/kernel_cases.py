@@ -15,6 +15,7 @@ from core.memory.codec import FORMATS, Codec, Numbers, PartSpec, make_codec
 from core.memory.codec.base import Base
 from core.memory.codec.grouped import Grouped
 from core.memory.codec.kernels import SlotKernels, make_kernels, scratch_bytes
+from core.memory.codec.layers import LayerCodecs
 from core.memory.codec.plain import Plain
 from core.runtime.expert_math import ExpertMath
 
@@ -36,13 +37,13 @@ def codec_of(
     specs = {n: PartSpec(tuple(t.shape), dtype) for n, t in parts.items()}
     codec = make_codec(name, specs=specs, dtype=dtype, device=device, is_transposed=transposed, stored=stored)
     assert isinstance(codec, Base)
-    kind: type[Plain] | type[Grouped] = Plain if codec.format.is_plain else Grouped
-    return kind(codec.format, codec.specs, dtype, device, transposed, codec.numbers)
+    kind: type[Plain] | type[Grouped] = Plain if codec.is_plain else Grouped
+    return kind(codec.formats, codec.specs, dtype, device, transposed, codec.numbers)
 
 
 def slots_of(codec: Codec, experts: list[dict[str, torch.Tensor]]) -> list[Slot]:
     """Filled slots, each an allocation of its own."""
-    arena = Arena(codec, codec.device)
+    arena = Arena(LayerCodecs.alike(codec, 1, len(experts)), codec.device)
     slots = [arena.allocate() for _ in experts]
     for slot, parts in zip(slots, experts, strict=True):
         codec.place(codec.encode(parts), slot.raw)
@@ -51,7 +52,7 @@ def slots_of(codec: Codec, experts: list[dict[str, torch.Tensor]]) -> list[Slot]
 
 def copies_of(codec: Codec, parts: dict[str, torch.Tensor], count: int) -> list[Slot]:
     """One expert in many slots."""
-    arena, (first,) = Arena(codec, codec.device), slots_of(codec, [parts])
+    arena, (first,) = Arena(LayerCodecs.alike(codec, 1, count), codec.device), slots_of(codec, [parts])
     slots = [arena.allocate() for _ in range(count)]
     for slot in slots:
         slot.raw.copy_(first.raw)
@@ -106,12 +107,12 @@ def product_error(
         got = kernels_of(codec).multiply("down_proj", [slot.raw for slot in slots], states)
         assert got.shape == (count, outputs) and got.dtype == dtype
         for i, slot in enumerate(slots):
-            weight = codec.dequantize(slot.parts, "down_proj").double()
+            weight = codec.dequantize(slot.parts(codec), "down_proj").double()
             state = states[min(i, len(states) - 1)].double()
             want = state @ (weight if transposed else weight.t())
             size = state.norm() * weight.norm()
             if bias:
-                added = slot.parts.plain["down_proj_bias"].double()
+                added = slot.parts(codec).plain["down_proj_bias"].double()
                 want, size = want + added, size + added.norm()
             worst = max(worst, float((got[i].double() - want).norm() / size))
     return worst / (BOUNDS[dtype] / 4)
@@ -133,7 +134,7 @@ def dequantization_error(
     for first, weights in kernels_of(codec).dequantized("down_proj", [slot.raw for slot in slots]):
         assert weights.nbytes <= scratch_bytes(codec)
         for slot, got in zip(slots[first:], weights, strict=False):
-            want = codec.dequantize(slot.parts, "down_proj")
+            want = codec.dequantize(slot.parts(codec), "down_proj")
             want = want.t() if transposed else want
             worst = max(worst, float(((got.float() - want.float()).abs() / want.float().abs().amax()).max()))
             seen += 1

@@ -119,7 +119,7 @@ def one_expert(sizes: Sizes) -> Iterator[None]:
             progress: Callable[[float], None],
             cancel: threading.Event | None,
         ) -> None:
-            blob = self._codec.encode(next(experts))
+            blob = self.codecs[0].encode(next(experts))
             self.fill_raw((blob for _ in self._rows), progress, cancel)
 
     with patch.multiple(loading, CheckpointReader=Reader, HostStore=Repeated):

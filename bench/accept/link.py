@@ -16,6 +16,7 @@ from bench.accept.drawn import FORMAT, Subject
 from core.memory.arena import Arena
 from core.memory.codec import Codec, PartSpec, make_codec
 from core.memory.codec.kernels import launched_by, make_kernels, notice
+from core.memory.codec.layers import LayerCodecs
 from core.memory.codec.measure import random_expert
 from core.memory.host_memory import HostMemory
 from core.memory.store import HostStore
@@ -95,11 +96,12 @@ def _versions() -> dict[str, str]:
 def copies(subject: Subject, experts: int = 64) -> dict[str, Any]:
     """The link: one large copy, experts one behind another, and through the engine's copy thread."""
     codec, size = codec_of(subject), (1 if subject.small else 256) << 20
-    store = HostStore(codec, experts, True)
+    codecs = LayerCodecs.alike(codec, 1, experts)
+    store = HostStore(codecs, experts, True)
     try:
         blob = codec.encode(random_expert(subject.sizes.hidden, subject.sizes.width))
         store.fill_raw((blob for _ in range(experts)), lambda share: None, None)
-        arena = Arena(codec, subject.device)
+        arena = Arena(codecs, subject.device)
         arena.expect(experts)
         slots = [arena.allocate() for _ in range(experts)]
         source, target = HostMemory(1, size, True), torch.empty(size, dtype=torch.uint8, device=subject.device)
@@ -168,7 +170,7 @@ def zerocopy(subject: Subject, rows: int = 128) -> dict[str, Any]:
     try:
         if memory.unpinned_bytes:
             return {"left_out": f"the system lets only {memory.pinned} of {rows} experts be pinned"}
-        arena = Arena(codec, subject.device)
+        arena = Arena(LayerCodecs.alike(codec, 1, rows), subject.device)
         arena.expect(rows)
         near = [arena.allocate().raw for _ in range(rows)]
         for row, slot in zip(memory.rows, near, strict=True):

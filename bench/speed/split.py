@@ -137,7 +137,7 @@ class Bench:
             engine.change(dict(link))
         load_ms = self._load_ms()
         planned = self._planned(load_ms)
-        plan, blocks = plan_cache(*planned), split.loaded.plan.codec.blocks
+        plan, blocks = plan_cache(*planned), split.loaded.plan.codecs.blocks
         even = {n / blocks: plan_even(*planned, n / blocks or NOTHING) for n in range(blocks + 1)}
         for engine in self.engines.values():
             engine.use_profile(replace(profile, plan=plan))

@@ -189,7 +189,9 @@ class CacheLayout:
             self.core.evict(eid)
 
     def _resize(self) -> None:
-        self.arena.expect(self.slots)
+        by_layer = self.placement.scope == "layer" and not self.placement.transit and self.core.blocks == 1
+        if self.arena.expect(self.slots, by_layer):
+            self._fit()
         try:
             self.core.resize(self.placement.sizes(self.slots), self.transit, self._allocate, self.arena.free)
         finally:
@@ -197,9 +199,23 @@ class CacheLayout:
         self.arena.pack(self.copies.targets())
         self.core.held.moved()
 
-    def _allocate(self) -> Slot:
+    def _fit(self) -> None:
+        """Give every slot the size that its pool's have, with what it holds."""
+        core, copies, fits = self.core, self.copies, self.arena.fits
+        for at, pool in [*enumerate(core.pools)]:
+            for eid in core.residents(pool):
+                if not all(fits(slot, at) for slot in core.table[eid]):
+                    copies.wait(eid)
+                    copies.hits.drop(eid)
+            held = [slot for eid in core.residents(pool) for slot in core.table[eid]]
+            for slot in [one for one in (*pool.free, *held) if not fits(one, at)]:
+                self.arena.fit(slot, at)
+        for slot in [one for one in core.transit if not fits(one, -1)]:
+            self.arena.fit(slot, -1)
+
+    def _allocate(self, at: int) -> Slot:
         try:
-            return self.arena.allocate()
+            return self.arena.allocate(at)
         except RuntimeError as error:  # torch raises OutOfMemoryError, a RuntimeError, and so does its CPU allocator
             raise BudgetError(
                 "The device has no memory left for the experts this budget asks for. Lower the budget, "

@@ -155,9 +155,10 @@ class ExpertCache(CacheLayout):
                 places[eid] = Residence.IN_FLIGHT
         return places
 
-    def sample(self, most: int) -> list[Slot]:
-        """Up to `most` filled slots, for trials of compute paths."""
-        return [slot for slots in self.core.table for slot in slots][:most]
+    def sample(self, layer: int, most: int) -> list[Slot]:
+        """Up to `most` filled slots of a layer's experts, for trials of compute paths."""
+        own = self.core.table[layer * self.experts : (layer + 1) * self.experts]
+        return [slot for slots in own for slot in slots][:most]
 
     @property
     def has_pending_prefetches(self) -> bool:

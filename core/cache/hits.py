@@ -39,4 +39,4 @@ class Hits:
 
 
 def _slot_at(leased: LeasedSegment | None) -> int:
-    return leased.slot.parts.at if leased is not None else 0
+    return leased.slot.at if leased is not None else 0

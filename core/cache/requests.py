@@ -228,7 +228,7 @@ class Requests:
         copies, outcome = self.copies, Outcome.HIT
         if not in_slot:
             outcome = copies.miss(eid)
-            copies.counts.demand_bytes += copies.expert_bytes
+            copies.counts.demand_bytes += copies.store.bytes_of(eid)
         return LeasedSegment(eid % self.core.experts, copies.whole[eid], (), outcome, None)
 
     def _with_tops(self, requests: Sequence[LeasedSegment]) -> list[LeasedSegment]:

@@ -136,9 +136,10 @@ class Residents(Generic[S]):
         self.last_used[:] = -1
 
     def resize(
-        self, capacities: Sequence[int], transit: int, allocate: Callable[[], S], free: Callable[[S], None]
+        self, capacities: Sequence[int], transit: int, allocate: Callable[[int], S], free: Callable[[S], None]
     ) -> None:
-        """Give each pool its capacity, and `transit` slots to none. Shrinks first, then grows, so that there are never
+        """Give each pool its capacity, and `transit` slots to none. `allocate(at)`: a slot for a pool by its number, or
+        for none, -1. Shrinks first, then grows, so that there are never
         more slots than before or after. When `allocate` raises, the pools are as large as there were slots. Nothing may
         be leased."""
         sizes = list(zip(self.pools, capacities, strict=True))
@@ -151,10 +152,10 @@ class Residents(Generic[S]):
                 pool.capacity -= 1
                 free(pool.free.pop())
         while len(self.transit) < transit:
-            self.transit.append(allocate())
-        for pool, capacity in sizes:
+            self.transit.append(allocate(-1))
+        for at, (pool, capacity) in enumerate(sizes):
             while pool.capacity < capacity:
-                pool.grow(allocate())
+                pool.grow(allocate(at))
 
     def rebuild(self, make_policy: MakePolicy, capacities: Sequence[int]) -> list[S]:
         """Start with another policy and other pools: pinned residents stay, then others by last use, as far as they

@@ -1,6 +1,6 @@
 """Does it fit, and how fast will it be? Computed from config, manifest and file headers, before weights are read."""
 
-from core.capacity.forecast import Forecast, Seen, Speeds, forecast, measure_speeds
+from core.capacity.forecast import Forecast, Seen, Speeds, forecast, mean_speeds
 from core.capacity.free_memory import device_free, host_free
 from core.capacity.plan import Plan, plan
 from core.memory.disk import measure_disk
@@ -27,7 +27,7 @@ def fit_of(plan: Plan, instead_of: Memory | None = None, seen: Seen | None = Non
     """The verdict on a plan, next to a loaded model or replacing it (`instead_of`). `forecast` = include the
     speed forecast."""
     settings, tier = plan.spec.settings, plan.tier
-    sizes = plan.sizes.led_by(settings.link)
+    sizes = plan.sizes.under(settings)
     budget, scope, cpu = settings.cache.budget, settings.cache.scope, plan.device.type == "cpu"
     free, on_host = device_free(plan.device, instead_of), host_free(plan.device, instead_of)
     slots, least = sizes.slots(budget), sizes.slots_min(scope)
@@ -64,7 +64,7 @@ def fit_of(plan: Plan, instead_of: Memory | None = None, seen: Seen | None = Non
         device_free=free,
         host=tier.bytes,
         host_free=on_host,
-        disk=sizes.shape.total * tier.row_bytes if from_disk and slots < sizes.slots_all else 0,
+        disk=_on_disk(plan) if from_disk and slots < sizes.slots_all else 0,
         direct=from_disk and forecast and measure_disk(plan.files.path).direct,
         hit_low=expected.hit[0],
         hit_high=expected.hit[1],
@@ -76,6 +76,13 @@ def fit_of(plan: Plan, instead_of: Memory | None = None, seen: Seen | None = Non
         warning=warning,
         note=plan.note,
     )
+
+
+def _on_disk(plan: Plan) -> int:
+    """Bytes of all experts that are cached, in the files of their pack."""
+    pack = plan.pack
+    assert pack is not None
+    return pack.experts * sum(pack.kind(layer).padded_bytes for layer in range(plan.sizes.shape.cached_layers))
 
 
 def _lacks_host_memory(plan: Plan, free: int) -> str:
@@ -97,7 +104,7 @@ def copies_gbps(plan: Plan) -> float:
 def _forecast(plan: Plan, slots: int, seen: Seen) -> Forecast:
     """The forecast, from speeds that are measured once per codec, device and pack."""
     fast = plan.spec.arithmetic != "reference"
-    speeds = measure_speeds(plan.codec, plan.format, plan.outline.hidden, plan.sizes.shape.top_k, fast)
+    speeds = mean_speeds(plan.codecs, plan.outline.hidden, plan.sizes.shape.top_k, fast)
     link = _link(plan, speeds, seen.link)
     where = "over an emulated link" if link.emulated else "over the link" if plan.device.type == "cuda" else "in memory"
     if plan.tier.kind != "all" and not link.emulated:

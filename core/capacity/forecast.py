@@ -7,7 +7,7 @@ without between two bounds, one after the other and overlapped, from short measu
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -19,6 +19,7 @@ from core.memory.codec import Codec
 from core.memory.codec.base import Base
 from core.memory.codec.fast.products import CanonicalProducts, serves
 from core.memory.codec.kernels import make_kernels
+from core.memory.codec.layers import LayerCodecs
 from core.memory.codec.matrix import Matrix, Part, matrix
 from core.memory.link import Link
 from core.policy.allocation.slot_allocation import check_needs
@@ -174,11 +175,17 @@ def _chunk(ids: Trace) -> Chunk:
 _measured: dict[tuple[object, ...], Speeds] = {}
 
 
-def measure_speeds(codec: Codec, format: str, hidden: int, top_k: int, fast: bool = False) -> Speeds:
-    """This device's speeds for one expert format and size; takes a fraction of a second, once per process. A GPU is
+def mean_speeds(codecs: LayerCodecs, hidden: int, top_k: int, fast: bool = False) -> Speeds:
+    """As `measure_speeds`, with the time of an expert on average over layers."""
+    found = [measure_speeds(codec, hidden, top_k, fast) for codec in codecs]
+    return replace(found[0], expert_ms=sum(one.expert_ms for one in found) / len(found))
+
+
+def measure_speeds(codec: Codec, hidden: int, top_k: int, fast: bool = False) -> Speeds:
+    """This device's speeds for experts of one codec; takes a fraction of a second, once per process. A GPU is
     timed with its kernels, `top_k` experts at a time, where they run: the first time they are compiled. `fast`: a CPU
     with the kernels of the fast arithmetic, where it has some."""
-    key = format, hidden, codec.slot_bytes, codec.dtype, codec.device, top_k, fast
+    key = codec.name, hidden, codec.slot_bytes, codec.dtype, codec.device, top_k, fast
     if key not in _measured:
         whole = codec if codec.whole is None else codec.whole[0]  # which blocks of it take as long as
         served = fast and codec.device.type == "cpu"

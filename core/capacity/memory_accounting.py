@@ -51,7 +51,7 @@ class Ledger:
 
     def hold_to(self, settings: Settings) -> None:
         """Sets the budget that must not be exceeded from now on."""
-        self._sizes = self._planned.led_by(settings.link)
+        self._sizes = self._planned.under(settings)
         self.budget_bytes = self._sizes.budget_bytes(settings.cache.budget)
         self._reserved = 0
         self._unread = 0  # passes since torch's peak was read, which is over all of them

@@ -22,8 +22,9 @@ from core.hf.quantized_linear import rounded_bytes
 from core.hf.safetensors_file import read_header
 from core.hf.skeleton import meta_skeleton
 from core.importing.job import refusal
-from core.memory.codec import Codec, ExpertParts, PartSpec, in_blocks
+from core.memory.codec import ExpertParts, PartSpec, in_blocks
 from core.memory.codec.kernels import notice
+from core.memory.codec.layers import LayerCodecs
 from core.memory.pack import Manifest, pack_at
 from core.memory.pack.verify import check
 from core.memory.pages import page_up
@@ -74,7 +75,7 @@ class Plan:
     device: torch.device
     dtype: torch.dtype
     context: int
-    codec: Codec
+    codecs: LayerCodecs  # of the MoE layers that are cached
     sizes: Sizes
     bytes_min: int  # the least budget, whatever the one asked for
     tier: Tier  # where experts are kept that are not on the device
@@ -88,7 +89,7 @@ class Plan:
 
     @property
     def format(self) -> str:
-        """The experts' format."""
+        """The experts' format, or those of their matrices: "q4_k+q6_k"."""
         return self.pack.format if self.pack is not None else self.spec.format
 
     @property
@@ -103,7 +104,7 @@ class Plan:
         verb = "are" if len(parts) > 1 else "is"
         text = f"Text only: {', '.join(parts)} of this model {verb} not loaded." if parts else ""
         close = CLOSE.format(self.outline.closeness) if self.outline.closeness else ""
-        split = SPLIT.format(self.codec.blocks, SPLIT_SUMS) if self._sums_blocks else ""
+        split = SPLIT.format(self.codecs.blocks, SPLIT_SUMS) if self._sums_blocks else ""
         device = remark(self.device, self.dtype) or (passed_over(self.spec.device) if self.device.type == "cpu" else "")
         head = HEAD.format(format_bytes(self.outline.head_bytes)) if self.outline.heads else ""
         draft = self.draft
@@ -115,8 +116,8 @@ class Plan:
     @property
     def weights(self) -> str:
         """The format of what is kept in fewer bits than the checkpoint's own numbers, experts first; "" = nothing."""
-        coded = [one for one in (self.format, self.spec.dense) if one in FORMATS and not FORMATS[one].is_plain]
-        return coded[0] if coded else ""
+        experts = "" if all(one.is_plain for one in self.codecs.distinct) else self.format
+        return experts or ("" if FORMATS[self.spec.dense].is_plain else self.spec.dense)
 
     @property
     def closeness(self) -> float:
@@ -127,7 +128,7 @@ class Plan:
     @property
     def _sums_blocks(self) -> bool:
         """Whether an expert's output may be the sum of its blocks': by a GPU's kernels."""
-        return self.codec.blocks > 1 and self.device.type == "cuda"
+        return self.codecs.blocks > 1 and self.device.type == "cuda"
 
 
 def plan(spec: LoadSpec, instead_of: Memory | None = None) -> Plan:
@@ -146,28 +147,33 @@ def plan(spec: LoadSpec, instead_of: Memory | None = None) -> Plan:
     site = shape.sites[0]
     if pack is not None:
         check_fits(pack, shape.sites, path, shape.heads)
+    layers = len(shape.sites) + shape.heads
     if pack is not None:
-        codec = pack.codec(dtype, device, spec.blocks)
+        codecs = pack.codecs(dtype, device, spec.blocks).only(layers)
     else:
         parts = ExpertParts(site.parts, site.is_transposed, site.has_gate, site.is_concatenated)
         codec = in_blocks(spec.format, experts=parts, blocks=spec.blocks, dtype=dtype, device=device)
-    total = (len(shape.sites) + shape.heads) * site.num_experts
-    tier = Tier("all", total, codec.blob_bytes, False)
+        codecs = LayerCodecs.alike(codec, layers, site.num_experts)
+    total = layers * site.num_experts
+    tier = Tier("all", total, codecs.blob_bytes, False)
     if pack is not None:
-        row_bytes, into_slots = max(pack.padded_bytes, page_up(codec.blob_bytes)), codec.verbatim and codec.blocks == 1
-        tier = choose_tier(spec.host, device, total, row_bytes, into_slots, host_free(device, instead_of))
+        into_slots = codecs.verbatim and codecs.blocks == 1
+        row_bytes = max(pack.padded_bytes, page_up(codecs.blob_bytes))
+        everything = sum(max(pack.kind(at).padded_bytes, page_up(codecs[at].blob_bytes)) for at in range(layers))
+        free = host_free(device, instead_of)
+        tier = choose_tier(spec.host, device, total, row_bytes, into_slots, free, everything * site.num_experts)
     rounded = rounded_bytes(shape.linears, spec.dense, dtype, device) if spec.dense != "checkpoint" else (0, 0)
-    link, cache, draft = spec.settings.link, spec.settings.cache, _draft(spec, device, dtype, context)
+    cache, draft = spec.settings.cache, _draft(spec, device, dtype, context)
     beside = (0, 0) if draft is None else (draft.weights, draft.kv)
 
     def sizes(budget: Budget) -> Sizes:
-        found = sizes_of(shape, config, codec, context, tier.into_slots, rounded, budget, spec.sequences, beside)
-        return found.affordable(link, budget, cache.scope)
+        found = sizes_of(shape, config, codecs, context, tier.into_slots, rounded, budget, spec.sequences, beside)
+        return found.affordable(spec.settings, budget)
 
-    least = sizes(Budget(share=0.0)).led_by(link)
+    least = sizes(Budget(share=0.0)).under(spec.settings)
     bytes_min = least.bytes(least.slots_min(cache.scope))
     found = sizes(cache.budget)
-    return Plan(spec, files, shape, config, device, dtype, context, codec, found, bytes_min, tier, pack, draft)
+    return Plan(spec, files, shape, config, device, dtype, context, codecs, found, bytes_min, tier, pack, draft)
 
 
 def check_fits(pack: Manifest, sites: Sequence[ExpertsSite], path: Path, heads: int = 0) -> None:

@@ -6,18 +6,21 @@ while a slider moves, and when the engine resizes itself.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from operator import mul
 from typing import Any, NamedTuple
 
 from core.hf.outline import Outline
 from core.memory.codec import Codec
 from core.memory.codec.kernels import available, scratch_bytes
+from core.memory.codec.layers import LayerCodecs
 from core.memory.pages import page_up
 from core.memory.slabs import slot_cost
 from core.runtime.expert_math import AT_ONCE
 from core.runtime.graph_pool import ROOM
 from core.settings.budget import Budget
-from core.settings.link import LinkSettings
+from core.settings.config import Settings
 from core.system.text_config import text_config
 from core.system.wording import format_bytes
 from core.types import ModelShape
@@ -41,14 +44,14 @@ class PromptPiece(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
-    """Bytes of everything a load needs, for one format, context and device."""
+    """Bytes of everything a load needs, for its formats, one context and one device."""
 
     shape: ModelShape
     dense: int
     kv: int
     workspace: int
-    slot: int  # one block of an expert on the device
-    blob: int  # one expert as a copy moves it
+    slot: int  # one block of an expert on the device, on average over layers where their slots differ
+    blob: int  # one expert as a copy moves it, on average over layers
     chunk: int  # prompt positions computed in one forward pass
     carried: bool = True  # whether a pass continues from the previous pass's state; else a prompt is one pass
     blocks: int = 1  # of an expert, see core.memory.codec
@@ -56,6 +59,7 @@ class Sizes:
         PromptPiece, ...
     ] = ()  # pieces of a prompt that are more than `chunk` positions, see core.capacity.pieces
     graphs: int = 0  # that CUDA graphs of tokens need beside the workspace, where there can be any
+    of_layer: tuple[int, ...] = ()  # a slot of each layer, where these differ
 
     @property
     def slots_all(self) -> int:
@@ -67,14 +71,17 @@ class Sizes:
         """Device bytes needed at any budget."""
         return self.dense + self.kv + self.workspace
 
-    def led_by(self, link: LinkSettings) -> Sizes:
-        """With what the setting gpu_decode needs."""
-        return replace(self, workspace=self.workspace + self.graphs, graphs=0) if link.captures else self
+    def under(self, settings: Settings) -> Sizes:
+        """With what the setting gpu_decode needs. Where layers share slots, each has room for any expert."""
+        cache, found = settings.cache, self
+        if self.of_layer and (cache.scope == "global" or cache.bypass):
+            found = replace(found, slot=max(self.of_layer), of_layer=())
+        return replace(found, workspace=self.workspace + self.graphs, graphs=0) if settings.link.captures else found
 
-    def affordable(self, link: LinkSettings, budget: Budget, scope: str) -> Sizes:
+    def affordable(self, settings: Settings, budget: Budget) -> Sizes:
         """Without graphs where nobody has asked for them by name and a budget would be too small for their room."""
-        needed = self.slots_min(scope)
-        short = link.decode == "auto" and self.led_by(link).slots(budget) < needed <= self.slots(budget)
+        needed = self.slots_min(settings.cache.scope)
+        short = settings.link.decode == "auto" and self.under(settings).slots(budget) < needed <= self.slots(budget)
         return replace(self, graphs=0) if short else self
 
     def slots_min(self, scope: str) -> int:
@@ -89,6 +96,18 @@ class Sizes:
             return int(budget.share * self.slots_all + 1e-9)
         assert budget.bytes is not None
         return max(0, min(self.slots_all, (budget.bytes - self.fixed) // self.slot))
+
+    def slots_of(self, budget: Budget, divide: Callable[[int], Sequence[int]]) -> int:
+        """The same, where `divide` says how many each layer gets: those of layers with larger slots cost more."""
+        slots = self.slots(budget)
+        paid = slots * self.slot
+        while self.of_layer and (over := self.taken(divide(slots)) - paid) > 0:
+            slots -= max(1, over // max(self.of_layer))
+        return slots
+
+    def taken(self, slots: Sequence[int]) -> int:
+        """Bytes of so many slots of each layer, or pool."""
+        return sum(map(mul, slots, self.of_layer)) if self.of_layer else sum(slots) * self.slot
 
     def bytes(self, slots: int) -> int:
         """Total device bytes with that many slots."""
@@ -126,7 +145,7 @@ def show(budget: Budget) -> str:
 def sizes_of(
     outline: Outline,
     config: Any,
-    codec: Codec,
+    codecs: LayerCodecs,
     context: int,
     paged: bool = False,
     rounded: tuple[int, int] = (0, 0),
@@ -134,33 +153,38 @@ def sizes_of(
     sequences: int = 1,
     draft: tuple[int, int] = (0, 0),
 ) -> Sizes:
-    """Sizes for one context and expert format, with KV memory for `sequences` of it. `paged`: slots are whole
+    """Sizes for one context and the formats of experts, with KV memory for `sequences` of it. `paged`: slots are whole
     pages (core.memory.arena); `rounded`: bytes of dense layers kept as codes; `draft`: bytes of the weights and the KV
     of a model that guesses tokens. The longest chunks are those that
     `budget` pays for."""
-    slot = page_up(codec.slot_bytes) if paged else codec.slot_bytes
-    if codec.device.type == "cuda":
-        slot = slot_cost(codec.slot_bytes)
+    slot, of_layer = page_up(codecs.slot_bytes) if paged else codecs.slot_bytes, tuple[int, ...]()
+    if codecs.device.type == "cuda":
+        slot = slot_cost(codecs.slot_bytes)
+    elif codecs.is_mixed and codecs.blocks == 1:
+        of_layer = tuple(page_up(one.slot_bytes) if paged else one.slot_bytes for one in codecs)
+        slot = -(-sum(of_layer) // len(of_layer))
     site, text = outline.sites[0], text_config(config)
-    shape = ModelShape(len(outline.sites), site.num_experts, site.top_k, outline.hidden, slot * codec.blocks)
+    shape = ModelShape(len(outline.sites), site.num_experts, site.top_k, outline.hidden, slot * codecs.blocks)
     shape = replace(shape, encoder_layers=outline.encoder_layers, heads=outline.heads)
     states, scores = outline.states, _scores_bytes(text, context)
-    libraries = LIBRARIES if codec.device.type == "cuda" else 0
+    unpacked = max(map(_unpacked, codecs.distinct))
+    libraries = LIBRARIES if codecs.device.type == "cuda" else 0
 
     def sizes(chunk: int) -> Sizes:
         """With chunks of `chunk` positions."""
-        computing = chunk * scores + _workspace(outline, text, shape, context, chunk, codec)
+        computing = chunk * scores + _workspace(outline, text, shape, context, chunk, codecs)
         return Sizes(
             shape,
             outline.dense_bytes - rounded[0] + draft[0],
             sequences * outline.kv_bytes(context) + (outline.state_bytes if sequences > 1 else 0) + draft[1],
-            max(states.bytes(chunk) + (1 << 20), computing + max(_unpacked(codec), rounded[1])) + libraries,
+            max(states.bytes(chunk) + (1 << 20), computing + max(unpacked, rounded[1])) + libraries,
             slot,
-            codec.blob_bytes,
+            codecs.mean_blob_bytes,
             chunk,
             states.carried,
-            codec.blocks,
-            graphs=ROOM if codec.device.type == "cuda" and codec.blocks == 1 and available(codec.device) else 0,
+            codecs.blocks,
+            graphs=ROOM if codecs.device.type == "cuda" and codecs.blocks == 1 and available(codecs.device) else 0,
+            of_layer=of_layer,
         )
 
     most = min(PREFILL_CHUNK, sequences * context)  # the prompts of several are read together
@@ -210,13 +234,13 @@ def _most(config: Any, name: str) -> int:
     return max(int(getattr(layer, name, None) or 0) for layer in layers)
 
 
-def _workspace(outline: Outline, config: Any, shape: ModelShape, context: int, tokens: int, codec: Codec) -> int:
+def _workspace(outline: Outline, config: Any, shape: ModelShape, context: int, tokens: int, codecs: LayerCodecs) -> int:
     """Most bytes of activations alive at once in a chunk of `tokens`: attention, a MoE layer, or the logits.
 
     Counted from the tensors that each of the three holds, in fp32 where values are promoted; a test compares it with
     measured passes.
     """
-    hidden, k, itemsize = shape.hidden, shape.top_k, codec.dtype.itemsize
+    hidden, k, itemsize = shape.hidden, shape.top_k, codecs.dtype.itemsize
     widest = max(s.shape[0] * s.shape[1] // hidden for s in outline.sites[0].parts.values() if s.is_weight)
     heads = _most(config, "num_attention_heads")
     head = max(_most(config, name) for name in ("head_dim", "qk_head_dim", "v_head_dim", "d_kv")) or hidden // heads
@@ -225,7 +249,7 @@ def _workspace(outline: Outline, config: Any, shape: ModelShape, context: int, t
     attention = mixed * tokens * heads * head + (4 * heads * head + 2 * tokens) * context * itemsize
     pairs = (hidden * itemsize + 5 * 8) * tokens * k  # outputs of all experts, and the order of their rows
     one = 3 * tokens * hidden * itemsize + 3 * tokens * widest * 4  # an expert that all tokens chose
-    at_once = min(tokens, max(1, AT_ONCE[codec.device.type == "cuda"] // (k * hidden))) * k * hidden
+    at_once = min(tokens, max(1, AT_ONCE[codecs.device.type == "cuda"] // (k * hidden))) * k * hidden
     summed = at_once * (itemsize + 2 * 4 + max(itemsize, outline.weights_itemsize)) + tokens * hidden * itemsize
     experts = pairs + max(one, summed) + 16 * tokens * shape.experts
     logits = 4 * outline.vocab * 4

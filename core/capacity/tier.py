@@ -11,7 +11,7 @@ from typing import Literal
 import torch
 
 from core.cache.host_rows import HostRows
-from core.memory.codec import Codec
+from core.memory.codec.layers import LayerCodecs
 from core.memory.disk import DiskStore, HostCache
 from core.memory.pack import PackReader
 from core.memory.pages import aligned
@@ -28,14 +28,15 @@ class Tier:
     """`all`: every expert in host memory. `cache`: `rows` of them there, the rest on disk. `disk`: all on disk."""
 
     kind: Literal["all", "cache", "disk"]
-    rows: int  # rows of host memory, each for one expert; for `disk`, the readers' own
+    rows: int  # rows of host memory, each for any expert, or for `all` its own; for `disk`, the readers' own
     row_bytes: int
     into_slots: bool  # the disk reads directly into slots, which are whole pages
+    everything: int = 0  # bytes of all rows, where they have the size of their own expert
 
     @property
     def bytes(self) -> int:
         """Host memory that the tier takes."""
-        return self.rows * self.row_bytes
+        return self.everything or self.rows * self.row_bytes
 
     @property
     def readers(self) -> int:
@@ -44,16 +45,22 @@ class Tier:
 
 
 def choose_tier(
-    requested: str, device: torch.device, experts: int, row_bytes: int, verbatim: bool, host_free: int
+    requested: str,
+    device: torch.device,
+    experts: int,
+    row_bytes: int,
+    verbatim: bool,
+    host_free: int,
+    everything: int = 0,
 ) -> Tier:
-    """The host tier of a pack, as LoadSpec.host requests it. `row_bytes` = one expert in whole pages; `verbatim` =
-    slots hold exactly the bytes of the pack."""
-    everything = experts * row_bytes
+    """The host tier of a pack, as LoadSpec.host requests it. `row_bytes` = the largest expert in whole pages;
+    `everything` = all of them, 0 = all are as large; `verbatim` = slots hold exactly the bytes of the pack."""
+    everything = everything or experts * row_bytes
     cuda = device.type == "cuda"
     if requested == "auto":
         requested = "none" if not cuda else "all" if everything <= SPARE * host_free else str(int(SPARE * host_free))
     if requested == "all" or (requested != "none" and int(requested) >= everything):
-        return Tier("all", experts, row_bytes, False)
+        return Tier("all", experts, row_bytes, False, everything)
     rows = 0 if requested == "none" else int(requested) // row_bytes
     if rows or cuda:  # copies to a GPU need pinned rows, even short-lived ones
         return Tier("cache", max(ROWS_MIN, rows), row_bytes, False)
@@ -63,7 +70,7 @@ def choose_tier(
 def open_store(
     tier: Tier,
     reader: PackReader,
-    codec: Codec,
+    codecs: LayerCodecs,
     layers: int,
     pin: bool,
     progress: Callable[[float], None],
@@ -73,11 +80,11 @@ def open_store(
     from here on, and closes it on failure."""
     try:
         if tier.kind == "disk":
-            return DiskStore(reader, codec, tier.rows)
+            return DiskStore(reader, codecs, tier.rows)
         if tier.kind == "cache":
             rows = HostRows(layers, reader.manifest.experts, tier.rows, LRU)
-            return HostCache(reader, codec, tier.rows, pin, rows)
-        store, buffer = HostStore(codec, tier.rows, pin), aligned(reader.row_bytes)
+            return HostCache(reader, codecs, tier.rows, pin, rows)
+        store, buffer = HostStore(codecs, tier.rows, pin), aligned(reader.row_bytes)
 
         def blobs(eid: int) -> torch.Tensor:
             reader.read_into(eid, buffer)

@@ -220,7 +220,7 @@ class Engine(EngineFacts):
 
     def _check(self, new: Settings) -> None:
         room = free_bytes(self.device)[0] + self.parts.memory.ledger.used()
-        if problem := self.sizes.led_by(new.link).problem(new.cache.budget, new.cache.scope, room):
+        if problem := self.sizes.under(new).problem(new.cache.budget, new.cache.scope, room):
             raise BudgetError(problem)
         lasting = self.parts.device_decode.lasting_objection()
         if lasting and new.link.decode not in ("auto", "host", self.settings.link.decode):

@@ -138,8 +138,8 @@ def _with_experts(
     if plan.pack is not None:
         store = open_store(
             plan.tier,
-            PackReader(plan.files.path, blocks=plan.codec.blocks),
-            plan.codec,
+            PackReader(plan.files.path, blocks=plan.codecs.blocks),
+            plan.codecs,
             plan.sizes.shape.cached_layers,
             pin,
             report,
@@ -149,7 +149,7 @@ def _with_experts(
     with attached(model):
         reader = CheckpointReader(model, plan.files)
     with reader:
-        whole, experts = HostStore(plan.codec, count, pin), plan.sizes.shape.experts
+        whole, experts = HostStore(plan.codecs, count, pin), plan.sizes.shape.experts
         whole.fill((reader.read(*divmod(eid, experts)) for eid in range(count)), report, cancel)
         return LoadedModel(plan, model, prompt, whole, tuple(find_experts(model)), reader.content_hash())
 

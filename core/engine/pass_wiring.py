@@ -64,7 +64,7 @@ class PassWiring:
 
     def choose(self, loaded: LoadedModel) -> None:
         """Try, with slots that are filled, how this machine computes fastest."""
-        choose_products(self.math, self.expert_cache.sample(loaded.shape.top_k), loaded.plan.dtype)
+        choose_products(self.math, lambda layer: self.expert_cache.sample(layer, loaded.shape.top_k), loaded.plan.dtype)
 
 
 def wire_passes(
@@ -73,11 +73,10 @@ def wire_passes(
     """An empty cache of so many slots, divided as `placed` says or evenly, and what computes with it. The experts of
     the model are computed by `measured` until another step is the usual one. Raises BudgetError."""
     plan, settings, shape = loaded.plan, loaded.plan.spec.settings.cache, loaded.shape
-    arena, split = Arena(plan.codec, loaded.device, placed is not None and plan.paged), plan.codec.blocks > 1
+    arena, blocks = Arena(plan.codecs, loaded.device, placed is not None and plan.paged), plan.codecs.blocks
     if placed is None:
         placed = Placement.even(shape.cached_layers, shape.experts, shape.top_k, settings.scope)
-        if split:
-            blocks = plan.codec.blocks
+        if blocks > 1:
             placed = replace(placed, transit=shape.top_k, blocks=blocks, tops=(blocks,) * shape.layers)
     expert_cache = ExpertCache(
         placed, slots, policy_maker(settings.eviction), CacheMemory(arena, loaded.store, transfers)
@@ -116,7 +115,7 @@ def _arithmetic(
                 return program(), experts, ""
             except ModelError as error:
                 return None, experts, str(error)
-    return None, make_math(modules, plan.codec), fallback
+    return None, make_math(modules, plan.codecs), fallback
 
 
 Made = tuple[list[ExpertMath], Callable[[], Program | GpuProgram]]
@@ -125,16 +124,20 @@ Made = tuple[list[ExpertMath], Callable[[], Program | GpuProgram]]
 
 def _on_cpu(loaded: LoadedModel, modules: Sequence[Any]) -> Made:
     plan = loaded.plan
-    kernels = ExpertKernels(modules[0], plan.codec)
-    experts: list[ExpertMath] = [FastMath(module, plan.codec, kernels) for module in modules]
-    return experts, lambda: Program(bind(loaded.model, loaded.sites, plan.context), kernels)
+    kernels = {codec: ExpertKernels(modules[0], codec) for codec in plan.codecs.distinct}
+    of = [*zip(modules, plan.codecs, strict=True)]
+    experts: list[ExpertMath] = [FastMath(module, codec, kernels[codec]) for module, codec in of]
+    return experts, lambda: Program(
+        bind(loaded.model, loaded.sites, plan.context), [kernels[codec] for codec in plan.codecs]
+    )
 
 
 def _on_gpu(loaded: LoadedModel, modules: Sequence[Any]) -> Made:
     plan, device = loaded.plan, loaded.device
     launcher = launcher_for(device)
-    kernels = gpu_experts(modules[0], plan.codec, launcher)
-    experts: list[ExpertMath] = [GpuMath(module, plan.codec, kernels) for module in modules]
+    kernels = {codec: gpu_experts(modules[0], codec, launcher) for codec in plan.codecs.distinct}
+    of = zip(modules, plan.codecs, strict=True)
+    experts: list[ExpertMath] = [GpuMath(module, codec, kernels[codec]) for module, codec in of]
     return experts, lambda: GpuProgram(loaded.model, loaded.sites, plan.context, device, launcher)
 
 
@@ -142,8 +145,8 @@ def reference_passes(loaded: LoadedModel, hooked: HookedModel, step: MoEStep) ->
     """Passes of the exact model by transformers' modules and products, whatever computes otherwise; over the cache of
     `step`, which is filled. Their caller holds the model."""
     cache, transfers = step.expert_cache, step.transfers
-    math = make_math([site.module for site in loaded.cached_sites], loaded.plan.codec)
-    choose_products(math, cache.sample(loaded.shape.top_k), loaded.plan.dtype)
+    math = make_math([site.module for site in loaded.cached_sites], loaded.plan.codecs)
+    choose_products(math, lambda layer: cache.sample(layer, loaded.shape.top_k), loaded.plan.dtype)
     plain = MoEStep(math, cache, transfers, NullSink(cache, transfers))
     return Pipeline(replace(hooked, program=None, fast_experts=False), plain, Threads())
 
@@ -163,8 +166,8 @@ def with_measured_workspace(loaded: LoadedModel, transfers: TransferEngine, kv: 
         measured, problem = loaded.sizes, f"The GPU has no room for {lack}. Lower the context."
     else:
         room = free_bytes(loaded.device)[0] + torch.cuda.memory_reserved(loaded.device) - loaded.beside
-        measured = measured.affordable(settings.link, settings.cache.budget, settings.cache.scope)
-        problem = measured.led_by(settings.link).problem(settings.cache.budget, settings.cache.scope, room)
+        measured = measured.affordable(settings, settings.cache.budget)
+        problem = measured.under(settings).problem(settings.cache.budget, settings.cache.scope, room)
     if problem:
         raise BudgetError(problem)
     return replace(loaded, plan=replace(plan, sizes=measured))

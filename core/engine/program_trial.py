@@ -94,7 +94,7 @@ def _measured(passes: PassWiring, loaded: LoadedModel, kv: KVCache, progress: Pr
 
 def _by_reference(passes: PassWiring, loaded: LoadedModel, fallback: str) -> PassWiring:
     """The wiring in the reference arithmetic, and why."""
-    passes.math[:] = make_math([site.module for site in loaded.cached_sites], loaded.plan.codec)  # of every step
+    passes.math[:] = make_math([site.module for site in loaded.cached_sites], loaded.plan.codecs)  # of every step
     passes.choose(loaded)
     return replace(passes, hooked=replace(passes.hooked, program=None, fast_experts=False, fallback=fallback))
 

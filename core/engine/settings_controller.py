@@ -120,7 +120,7 @@ class SettingsController:
         check_allowed(settings, self._sizes.shape, profile)
         check_weighable(settings, self._rules)
         placed = self._placement(settings, profile)
-        if problem := placed.problem(self._slots(settings)):
+        if problem := placed.problem(self._slots(settings, placed)):
             raise SettingError(problem)
         return placed
 
@@ -172,13 +172,16 @@ class SettingsController:
             to.memory.expert_cache.hints.forget()  # of another predictor
         to.prediction.capture.shadows.configure(new, profile)
         to.prediction.miss.configure(None if anew else old.lossy, new.lossy, profile)
-        resized = old.cache.budget != new.cache.budget or self._slots(old) != self._slots(new)
+        slots = self.slots
+        resized = old.cache.budget != new.cache.budget or self._slots(old, before) != slots
         if resized or old.cache != new.cache or self.placed is not before:
             self.reserve_workspace(to, 0)  # how many slots can be borrowed follows from these
+        if self._sizes.under(old).slot < self._sizes.under(new).slot:  # slots are about to grow
+            self._reshape(to, min(slots, to.memory.expert_cache.slots))
         to.memory.expert_cache.configure(old.cache, new.cache, None if self.placed is before else self.placed)
         to.memory.expert_cache.prefetch_by(old.prefetch, new.prefetch)
         if resized:
-            self._reshape(to, self._slots(new))
+            self._reshape(to, slots)
         if self.placed.pinned or self.placed is not before:
             to.memory.expert_cache.pin(self.placed.pinned)
         to.host.configure(old.misses, new.misses)
@@ -210,6 +213,8 @@ class SettingsController:
         sizes, usual = self._sizes, PromptPiece(self._sizes.chunk, 0)
         wanted = next((one for one in (usual, *sizes.longer) if one.chunk >= tokens), usual)
         slots, room = to.memory.expert_cache.slots + self._borrowed, borrowed_slots(sizes, wanted)
+        while room and slots > room and self._freed(slots, room) < wanted.extra:
+            room += 1
         if room and not self._works(to, slots - room):
             self.reserve_workspace(to, 0)
             return False
@@ -227,9 +232,19 @@ class SettingsController:
         """Whether every token can be computed with so many."""
         return slots >= self._sizes.slots_min(self.applied.cache.scope) and not self.placed.problem(slots)
 
-    def _slots(self, settings: Settings) -> int:
-        """That the budget pays for."""
-        return self._sizes.led_by(settings.link).slots(settings.cache.budget)
+    def _freed(self, slots: int, fewer: int) -> int:
+        """Bytes that so many fewer slots take."""
+        sizes = self._sizes.under(self.applied)
+        return sizes.taken(self.placed.sizes(slots)) - sizes.taken(self.placed.sizes(slots - fewer))
+
+    @property
+    def slots(self) -> int:
+        """That the applied budget pays for."""
+        return self._slots(self.applied, self.placed)
+
+    def _slots(self, settings: Settings, placed: Placement) -> int:
+        """That a budget pays for."""
+        return self._sizes.under(settings).slots_of(settings.cache.budget, placed.sizes)
 
     def _reshape(self, to: EngineParts, slots: int) -> None:
         try:
@@ -239,7 +254,7 @@ class SettingsController:
 
     def _hold(self, to: EngineParts, because: str) -> None:
         """The budget is what the slots take now."""
-        sizes = self._sizes.led_by(self.applied.link)
+        sizes = self._sizes.under(self.applied)
         held = {"budget": str(sizes.bytes(to.memory.expert_cache.slots + self._borrowed))}
         self.applied = self.applied.with_(held)
         to.memory.ledger.hold_to(self.applied)

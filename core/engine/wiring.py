@@ -225,8 +225,7 @@ def _passes(loaded: LoadedModel, transfers: TransferEngine, controller: Settings
     """An empty cache as the settings size and divide it, with the policies that they name, and what computes with
     it."""
     settings, placed = loaded.plan.spec.settings, controller.placed
-    slots = loaded.sizes.led_by(settings.link).slots(settings.cache.budget)
-    passes = wire_passes(loaded, transfers, slots, placed)
+    passes = wire_passes(loaded, transfers, controller.slots, placed)
     loaded.store.use_policy(policy_maker(settings.cache.host_eviction), placed.usual)
     return passes
 

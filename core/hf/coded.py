@@ -9,7 +9,7 @@ from collections.abc import Callable, Hashable, Mapping
 
 import torch
 
-from core.memory.codec.coded import QuantizedTensor
+from core.memory.codec.coded import QuantizedTensor, alike
 from core.memory.codec.formats import format_of
 
 Planes = dict[str, torch.Tensor]
@@ -28,9 +28,10 @@ class Merger:
 
         `kind` is the cache key: equal for conversions that behave alike.
         """
-        first = next(iter(parts.values()))
-        if any((c.format, c.zero is None) != (first.format, first.zero is None) for c in parts.values()):
+        codes = alike([*parts.values()])
+        if not codes or len({c.zero is None for c in codes}) > 1:
             return None
+        first, parts = codes[0], dict(zip(parts, codes, strict=True))
         known = (kind, *((c.format, c.codes.shape, c.scale.shape) for c in parts.values()))
         if known not in self._works:
             self._works[known] = _works(parts, convert)

@@ -14,6 +14,7 @@ from core.importing.forecast import ImportForecast, make_forecast
 from core.importing.hub import HubModel, cached, fetch, look, parse
 from core.importing.job import open_job
 from core.importing.write import write_pack
+from core.memory.codec.formats import label_of
 from core.system.paths import expanded
 
 __all__ = ["HubModel", "ImportForecast", "Progress", "forecast_import", "import_model", "look", "missing", "parse"]
@@ -55,7 +56,7 @@ def import_model(
     if hub is not None and not path.exists():
         path, name = fetch(hub, download, progress, cancel), hub.name
     with open_job(path, name, format, blocks, head) as job:
-        directory = out if isinstance(out, Path) else out(name, job.codec.name)
+        directory = out if isinstance(out, Path) else out(name, label_of(job.formats))
         refuse_existing(directory)
         if planned is not None:
             planned(make_forecast(job))

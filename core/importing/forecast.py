@@ -12,6 +12,7 @@ from core.importing.job import CPU, ImportPlan
 from core.importing.left_out import AHEAD, LeftOut, left_out
 from core.memory.codec import make_codec
 from core.memory.codec.coded import QuantizedTensor
+from core.memory.codec.formats import Format, label_of
 from core.system.wording import format_bytes
 
 
@@ -56,20 +57,21 @@ class ImportForecast:
 def make_forecast(job: ImportPlan) -> ImportForecast:
     """The forecast of a planned import. Reads and converts one matrix of each kind that the experts are stored in.
     Raises ModelError where that cannot be read."""
-    kinds: dict[str, tuple[int, str]] = {}  # how it is stored -> one that is, as (MoE layer, part)
-    weights = Counter[str]()
+    kinds: dict[tuple[str, Format], tuple[int, str]] = {}  # how it is stored, and becomes -> one, as (MoE layer, part)
+    weights = Counter[tuple[str, Format]]()
     for layer in range(job.layers):
         for part, spec in job.site.parts.items():
             if spec.is_weight:
                 stored = " and ".join(dict.fromkeys(map(job.source.stored_as, job.reader.names_of(layer, 0, part))))
-                kinds.setdefault(stored, (layer, part))
-                weights[stored] += math.prod(spec.shape)
+                kind = stored, job.codecs[layer].formats[part]
+                kinds.setdefault(kind, (layer, part))
+                weights[kind] += math.prod(spec.shape)
     conversions = [
-        Conversion(stored, count / weights.total(), *_converted(job, *kinds[stored]))
-        for stored, count in weights.most_common()
+        Conversion(kind[0], count / weights.total(), *_converted(job, *kinds[kind]))
+        for kind, count in weights.most_common()
     ]
     return ImportForecast(
-        job.codec.name,
+        label_of(job.formats),
         job.bytes,
         job.dense_bytes,
         job.source.bytes,
@@ -85,7 +87,8 @@ def _head_bytes(job: ImportPlan) -> int:
         return 0
     layer = ".".join(job.reader.sites[-1].name.split(".")[:3]) + "."  # model.layers.N.
     own = [one for name, one in job.dense.items() if name.startswith((layer, STORED))]
-    return sum(math.prod(shape) * dtype.itemsize for dtype, shape in own) + job.site.num_experts * job.padded_bytes
+    experts = job.site.num_experts * job.padded_bytes(job.layers - 1)
+    return sum(math.prod(shape) * dtype.itemsize for dtype, shape in own) + experts
 
 
 def _left_out(job: ImportPlan) -> tuple[LeftOut, ...]:
@@ -99,7 +102,7 @@ def _converted(job: ImportPlan, layer: int, part: str) -> tuple[str, float]:
     given = job.read(layer, 0)[part]
     site = job.site
     codec = make_codec(
-        job.codec.name,
+        job.codecs[layer].formats[part].name,
         specs={part: site.parts[part]},
         dtype=torch.float32,
         device=CPU,
@@ -111,7 +114,7 @@ def _converted(job: ImportPlan, layer: int, part: str) -> tuple[str, float]:
     made = codec.dequantize(codec.views(slot), part)
     wanted = _numbers(given, site.is_transposed)
     off = (made - wanted).square().mean().sqrt() / wanted.square().mean().sqrt().clamp_min(1e-30)
-    return job.origin(given, is_weight=True).partition(" from ")[0], float(off)
+    return job.origin(layer, part, given).partition(" from ")[0], float(off)
 
 
 def _numbers(given: torch.Tensor | QuantizedTensor, is_transposed: bool) -> torch.Tensor:

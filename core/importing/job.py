@@ -5,9 +5,10 @@ import os
 import re
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -22,8 +23,10 @@ from core.importing.sources import Source, open_source
 from core.memory.codec import Codec, make_codec
 from core.memory.codec.coded import QuantizedTensor
 from core.memory.codec.formats import FORMATS, Numbers, format_of, numbers_of
-from core.memory.codec.segments import ExpertParts, Segments, stops_of
+from core.memory.codec.layers import LayerCodecs
+from core.memory.codec.segments import ExpertParts, Segments
 from core.memory.pack import pack_at
+from core.memory.pack.kind import Kind
 from core.memory.pack.manifest import identity_of
 from core.memory.pages import page_up
 from core.system.text_config import text_config
@@ -31,7 +34,7 @@ from core.system.text_config import text_config
 CPU = torch.device("cpu")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class ImportPlan:
     """A checked import: everything known before a weight is read."""
 
@@ -39,9 +42,9 @@ class ImportPlan:
     name: str  # display name of the model
     reader: CheckpointReader
     site: ExpertsSite  # any site: all have the same experts
-    codec: Codec
+    codecs: LayerCodecs  # of all MoE layers
     numbers: Numbers
-    cutter: Segments | None
+    blocks: int  # that experts are stored in
     dense: dict[str, tuple[torch.dtype, tuple[int, ...]]]  # checkpoint tensors outside the experts
     shell: Path  # directory of the config and tokenizer
     hash: str
@@ -57,10 +60,36 @@ class ImportPlan:
         """Of these, the ones of a head."""
         return int(self.head == "")
 
+    @cached_property
+    def kinds(self) -> Mapping[Codec, Kind]:
+        """How the pack has the experts of each codec."""
+        return {codec: self._kind(codec) for codec in self.codecs.distinct}
+
+    def _kind(self, codec: Codec) -> Kind:
+        whole = Kind(codec.name, codec.blob_layout, (), page_up(codec.blob_bytes))
+        if (cutter := whole.cut(self.parts, self.blocks)) is None:
+            return whole
+        return replace(whole, segments=cutter.segments, padded_bytes=page_up(cutter.bytes))
+
+    @cached_property
+    def cutters(self) -> Mapping[Codec, Segments | None]:
+        """What cuts those into their segments."""
+        return {codec: kind.cutter(self.parts) for codec, kind in self.kinds.items()}
+
     @property
-    def padded_bytes(self) -> int:
-        """Bytes of one expert in the pack."""
-        return page_up(self.cutter.bytes if self.cutter else self.codec.blob_bytes)
+    def parts(self) -> ExpertParts:
+        """How the model lays out an expert."""
+        site = self.site
+        return ExpertParts(site.parts, site.is_transposed, site.has_gate, site.is_concatenated)
+
+    def padded_bytes(self, layer: int) -> int:
+        """Bytes of one expert of a layer in the pack."""
+        return self.kinds[self.codecs[layer]].padded_bytes
+
+    @property
+    def formats(self) -> tuple[str, ...]:
+        """The name of each layer's formats."""
+        return tuple(codec.name for codec in self.codecs)
 
     @property
     def dense_bytes(self) -> int:
@@ -69,23 +98,18 @@ class ImportPlan:
     @property
     def bytes(self) -> int:
         """Bytes that will be written, except config, tokenizer and manifest."""
-        return self.dense_bytes + self.layers * self.site.num_experts * self.padded_bytes
+        return self.dense_bytes + self.site.num_experts * sum(map(self.padded_bytes, range(self.layers)))
 
     def identity(self, moestro: str) -> dict[str, Any]:
         """Distinguishes this import from others."""
-        return identity_of(
-            self.hash,
-            self.codec.name,
-            self.numbers,
-            self.cutter.segments[0].stop if self.cutter else 0,
-            moestro,
-            self.heads,
-        )
+        segments = self.kinds[self.codecs[0]].segments
+        top = segments[0].stop if segments else 0
+        return identity_of(self.hash, self.formats, self.numbers, top, moestro, self.heads)
 
     @property
     def facts(self) -> dict[str, str]:
         """The manifest's description of the source."""
-        notes = getattr(self.source, "notes", ()) if self.codec.name == self.source.best_format else ()
+        notes = getattr(self.source, "notes", ()) if self.formats == self.source.formats else ()
         return {
             "kind": self.source.kind,
             "label": self.source.label,
@@ -104,29 +128,31 @@ class ImportPlan:
     def encode(self, layer: int, expert: int) -> tuple[torch.Tensor, dict[str, str]]:
         """One expert's bytes as stored in the pack (uint8), and how each part's numbers were derived."""
         parts = self.read(layer, expert)
-        blob = self.codec.encode(parts)
+        blob, cutter = self.codecs[layer].encode(parts), self.cutters[self.codecs[layer]]
         return (
-            self.cutter.cut(blob) if self.cutter else blob,
-            {name: self.origin(part, self.site.parts[name].is_weight) for name, part in parts.items()},
+            cutter.cut(blob) if cutter else blob,
+            {name: self.origin(layer, name, part) for name, part in parts.items()},
         )
 
-    def origin(self, part: torch.Tensor | QuantizedTensor, is_weight: bool) -> str:
-        """How a part's numbers in the pack were derived, in words."""
-        plain = not is_weight or FORMATS[self.codec.name].is_plain
+    def origin(self, layer: int, name: str, part: torch.Tensor | QuantizedTensor) -> str:
+        """How the numbers of a part of a layer's experts were derived for the pack, in words."""
+        codec, is_weight = self.codecs[layer], self.site.parts[name].is_weight
+        plain = not is_weight or codec.formats[name].is_plain
+        numbers = codec.numbers_in(name) if is_weight else self.numbers
         if isinstance(part, QuantizedTensor):
             oriented = part.turned() if self.site.is_transposed else part
-            held = None if plain else oriented.held_in(self.codec.name)
+            held = None if plain else oriented.held_in(codec.formats[name].name)
             if held is None:
                 return f"{'dequantised' if plain else 'requantised'} from {part.format}"
-            zero = self.numbers.zero if held.zero is None else held.zero.dtype
-            kept = (held.scale.dtype, zero) == (self.numbers.scale, self.numbers.zero)
-            return "exact codes" if kept else f"exact codes, their scales cast to {str(self.numbers.scale)[6:]}"
+            zero = numbers.zero if held.zero is None else held.zero.dtype
+            kept = (held.scale.dtype, zero) == (numbers.scale, numbers.zero)
+            return "exact codes" if kept else f"exact codes, their scales cast to {str(numbers.scale)[6:]}"
         if is_weight and self.source.kind != "safetensors":
             return f"{'dequantised' if plain else 'requantised'} from {self.source.label}"
         stored = str(part.dtype).removeprefix("torch.")
         if not plain:
             return f"quantised from {stored}"
-        return "as stored" if part.dtype == self.numbers.weight else f"cast from {stored}"
+        return "as stored" if part.dtype == numbers.weight else f"cast from {stored}"
 
 
 @contextmanager
@@ -188,31 +214,47 @@ def _plan(source: Source, name: str, format: str, blocks: int, shell: Path, want
             f"({', '.join(reader.unused[:4])}{' ...' if len(reader.unused) > 4 else ''}), so it would not be computed "
             "as it is meant. Import the model's safetensors version instead."
         )
-    site, chosen = reader.sites[0], choose_format(source) if format == "auto" else format
-    numbers = numbers_of(
-        format_of(chosen), source.dense_dtype, source.numbers if chosen == source.exact_format else None
-    )
-    codec = make_codec(
-        chosen, specs=site.parts, dtype=source.dense_dtype, device=CPU, is_transposed=site.is_transposed, stored=numbers
-    )
-    cutter = None
-    if blocks != 1:
-        experts = ExpertParts(site.parts, site.is_transposed, site.has_gate, site.is_concatenated)
-        cutter = Segments(codec.blob_layout, experts, stops_of(experts, format_of(chosen).grain, blocks))
+    site, formats = reader.sites[0], _formats(source, format, len(reader.sites))
+    numbers = source.numbers
+    if len({*formats}) == 1 and formats[0] in FORMATS:
+        exact = formats[0] == source.exact_format
+        numbers = numbers_of(format_of(formats[0]), source.dense_dtype, numbers if exact else None)
+    assert numbers is not None
+    codecs = {
+        name: make_codec(
+            name,
+            specs=site.parts,
+            dtype=source.dense_dtype,
+            device=CPU,
+            is_transposed=site.is_transposed,
+            stored=numbers,
+        )
+        for name in dict.fromkeys(formats)
+    }
+    every = LayerCodecs([codecs[name] for name in formats], site.num_experts)
     stated = source.tensors.tensors
-    return ImportPlan(
+    plan = ImportPlan(
         source,
         name,
         reader,
         site,
-        codec,
+        every,
         numbers,
-        cutter,
+        blocks,
         {n: (stated[n].dtype, tuple(stated[n].shape)) for n in reader.dense_names()},
         shell,
         source.hash(),
         head,
     )
+    assert plan.kinds  # raises SettingError where experts cannot be cut into as many blocks
+    return plan
+
+
+def _formats(source: Source, format: str, layers: int) -> tuple[str, ...]:
+    """The name of each layer's formats. "auto": what holds the source's codes, each matrix's where it says so."""
+    if format == "auto" and source.formats:
+        return source.formats
+    return (choose_format(source) if format == "auto" else format,) * layers
 
 
 def choose_format(source: Source) -> str:

@@ -144,7 +144,8 @@ class Work:
         layers = [writer.finished[layer_file(layer)] for layer in range(job.layers)]
         return Manifest(
             model_hash=job.hash,
-            format=job.codec.name,
+            kinds=tuple(job.kinds.values()),
+            kind_of=tuple(job.codecs.distinct.index(codec) for codec in job.codecs),
             numbers=job.numbers,
             layers=job.layers,
             experts=job.site.num_experts,
@@ -153,9 +154,6 @@ class Work:
             is_transposed=job.site.is_transposed,
             has_gate=job.site.has_gate,
             is_concatenated=job.site.is_concatenated,
-            layout=job.codec.blob_layout,
-            segments=job.cutter.segments if job.cutter else (),
-            padded_bytes=job.padded_bytes,
             files=writer.entries(),
             sums=tuple(layer.sums for layer in layers),
             source=job.facts,

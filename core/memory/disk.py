@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, Protocol
 
 import torch
 
-from core.memory.codec import Codec
+from core.memory.codec.layers import LayerCodecs
 from core.memory.pack import PackReader
 from core.memory.pages import aligned
 from core.memory.store import ExpertStore
@@ -24,8 +24,8 @@ TRIED = 32 << 20  # bytes read to measure the speed of a disk
 class PackStore(ExpertStore):
     """Shared base of both stores: a pack, and rows of host memory that hold one expert each."""
 
-    def __init__(self, reader: PackReader, codec: Codec, rows: int, pin: bool) -> None:
-        super().__init__(codec, rows, reader.row_bytes, pin)
+    def __init__(self, reader: PackReader, codecs: LayerCodecs, rows: int, pin: bool) -> None:
+        super().__init__(codecs, rows, reader.row_bytes, pin)
         self._reader = reader
 
     def close(self) -> None:
@@ -40,8 +40,8 @@ class DiskStore(PackStore):
     pages; otherwise it goes through one of `rows` buffers, one per concurrently fetching thread.
     """
 
-    def __init__(self, reader: PackReader, codec: Codec, rows: int) -> None:
-        super().__init__(reader, codec, rows, False)
+    def __init__(self, reader: PackReader, codecs: LayerCodecs, rows: int) -> None:
+        super().__init__(reader, codecs, rows, False)
         self._free: SimpleQueue[torch.Tensor] = SimpleQueue()
         for row in self._rows:
             self._free.put(row)
@@ -53,12 +53,13 @@ class DiskStore(PackStore):
         return ()
 
     def fetch(self, eid: int, slots: Sequence[torch.Tensor], first: int = 0) -> int:
-        if self._codec.verbatim and self._codec.blocks == 1 and slots[0].numel() >= self._reader.padded_bytes:
+        codec = self.codecs.of(eid)
+        if codec.verbatim and codec.blocks == 1 and slots[0].numel() >= self._reader.padded_of(eid):
             return self._reader.read_into(eid, slots[0])
         row = self._free.get()
         try:
             read = self._reader.read_into(eid, row, range(first, first + len(slots)))
-            self._memory.place(0, row, self._codec, slots, first)
+            self._memory.place(0, row, codec, slots, first)
         finally:
             self._free.put(row)
         return read
@@ -83,8 +84,8 @@ class HostCache(PackStore):
     threads.
     """
 
-    def __init__(self, reader: PackReader, codec: Codec, count: int, pin: bool, rows: Rows) -> None:
-        super().__init__(reader, codec, count, pin)
+    def __init__(self, reader: PackReader, codecs: LayerCodecs, count: int, pin: bool, rows: Rows) -> None:
+        super().__init__(reader, codecs, count, pin)
         self._lock = threading.Lock()  # of `rows`
         self._held = rows
         self._lent = 0  # rows that are borrowed
@@ -132,7 +133,7 @@ class HostCache(PackStore):
                 if (event := self._placed.pop(row, None)) is not None:
                     event.synchronize()
                 read = self._reader.read_into(eid, self._rows[row])
-            if self._memory.place(row, self._rows[row], self._codec, slots, first):
+            if self._memory.place(row, self._rows[row], self.codecs.of(eid), slots, first):
                 self._placed[row] = event = torch.cuda.Event()
                 event.record()
         except BaseException:
@@ -161,12 +162,12 @@ def measure_disk(pack: Path) -> Disk:
     """
     if pack not in _measured:
         with PackReader(pack) as reader:
-            total, buffer, seconds = reader.manifest.total, aligned(reader.padded_bytes), []
+            total, buffer, byte_s = reader.manifest.total, aligned(reader.padded_bytes), list[float]()
             wanted = random.Random(0).sample(range(total), min(total, max(8, TRIED // reader.padded_bytes)))
             for eid in wanted:
                 begin = time.perf_counter()
-                reader.read_into(eid, buffer)
-                seconds.append(time.perf_counter() - begin)
-            usual = statistics.mean(sorted(seconds)[: -(-len(seconds) // 2)])
-            _measured[pack] = Disk(reader.padded_bytes / usual / 1e9, reader.direct)
+                size = reader.read_into(eid, buffer)
+                byte_s.append((time.perf_counter() - begin) / size)
+            usual_s = statistics.mean(sorted(byte_s)[: -(-len(byte_s) // 2)])
+            _measured[pack] = Disk(1 / usual_s / 1e9, reader.direct)
     return _measured[pack]

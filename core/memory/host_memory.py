@@ -6,7 +6,7 @@ Each slab is therefore pinned for itself, at its exact size, and those after a r
 """
 
 import weakref
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from queue import SimpleQueue
 from typing import Any
@@ -25,11 +25,13 @@ STAGING = 6  # pinned rows that others pass through: more than copies are in fli
 class HostMemory:
     """`rows` [row_bytes] uint8, of which the first `pinned` are pinned. `close` gives it back."""
 
-    def __init__(self, count: int, row_bytes: int, pin: bool = False) -> None:
-        """`pin`: for copies to a GPU."""
+    def __init__(self, count: int, row_bytes: int, pin: bool = False, sizes: Sequence[int] = ()) -> None:
+        """`pin`: for copies to a GPU. `sizes`: of each row, where these differ; `row_bytes` is the largest."""
         self.row_bytes, self.pinned, self._pin = row_bytes, 0, pin
+        self._sizes = [*sizes] if sizes else [row_bytes] * count
         self.rows: list[torch.Tensor] = []
         self._locked: list[torch.Tensor] = []  # slabs that are pinned, and what passes the others on
+        self._slab_rows: list[int] = []  # of each slab
         self._release = weakref.finalize(self, _unlock, self._locked)
         self._release.atexit = False
         self._staging: SimpleQueue[tuple[torch.Tensor, Any]] | None = None
@@ -37,25 +39,28 @@ class HostMemory:
         if pin and count:
             self._pinned(count)
         else:
-            for size in _sizes(count, SLAB_BYTES // row_bytes):
-                self._add(aligned(size * row_bytes))
+            for own in self._slabs(SLAB_BYTES):
+                self._add(aligned(sum(own)), own)
 
     @property
     def bytes(self) -> int:
         """Of all rows."""
-        return len(self.rows) * self.row_bytes
+        return sum(map(len, self.rows))
 
     @property
     def unpinned_bytes(self) -> int:
         """Of the rows that were to be pinned and are not."""
-        return (len(self.rows) - self.pinned) * self.row_bytes if self._pin and self.rows else 0
+        return sum(map(len, self.rows[self.pinned :])) if self._pin else 0
 
     def device_addresses(self) -> list[int]:
         """Where kernels read the pinned rows, in order. Raises DeviceError where they cannot."""
         torch.cuda.synchronize()  # makes the context current on this thread, as the driver requires
         slabs = self._locked[1:] if self._staging is not None else self._locked
-        starts = [(device_address(slab), len(slab) // self.row_bytes) for slab in slabs]
-        return [start + at * self.row_bytes for start, count in starts for at in range(count)]
+        found = list[int]()
+        for slab, count in zip(slabs, self._slab_rows, strict=False):
+            offset = device_address(slab) - slab.data_ptr()
+            found += [row.data_ptr() + offset for row in self.rows[len(found) : len(found) + count]]
+        return found
 
     def place(self, at: int, blob: torch.Tensor, codec: Codec, slots: Sequence[torch.Tensor], first: int = 0) -> bool:
         """Write blocks of a blob, from `first` on, into slots; on CUDA in the current stream. The blob is what row `at`
@@ -87,13 +92,13 @@ class HostMemory:
         """Pin slab after slab until the system refuses."""
         staging = aligned(min(STAGING, count) * self.row_bytes)
         pinning = staged = _lock(staging, self._locked)
-        for size in _sizes(count, PINNED_SLAB_BYTES // self.row_bytes):
-            slab = aligned(size * self.row_bytes)
+        for own in self._slabs(PINNED_SLAB_BYTES):
+            slab = aligned(sum(own))
             if pinning and not _lock(slab, self._locked):
                 pinning = False
                 self._leave_room()
-            self.pinned += size if pinning else 0
-            self._add(slab)
+            self.pinned += len(own) if pinning else 0
+            self._add(slab, own)
         if pinning:
             _unlock([self._locked.pop(0)])  # nothing has to pass through it
         elif staged:
@@ -104,23 +109,29 @@ class HostMemory:
     def _leave_room(self) -> None:
         """Unpin the last slab: what torch pins for itself needs room, too."""
         if self.pinned:
-            last = self._locked.pop()
-            self.pinned -= len(last) // self.row_bytes
-            _unlock([last])
+            _unlock([self._locked.pop()])
+            self.pinned -= self._slab_rows[-1]
 
-    def _add(self, slab: torch.Tensor) -> None:
-        self.rows.extend(slab.view(-1, self.row_bytes))
+    def _slabs(self, most: int) -> Iterator[list[int]]:
+        """The bytes of each row of a slab, of which there is at least one, and all together take at most that many."""
+        own, taken = list[int](), 0
+        for size in self._sizes:
+            if own and taken + size > most:
+                yield own
+                own, taken = [], 0
+            own.append(size)
+            taken += size
+        if own:
+            yield own
+
+    def _add(self, slab: torch.Tensor, sizes: list[int]) -> None:
+        self.rows.extend(slab.split(sizes))
+        self._slab_rows.append(len(sizes))
 
 
 def _place(blob: torch.Tensor, codec: Codec, slots: Sequence[torch.Tensor], first: int) -> None:
     for at, slot in enumerate(slots, first):
         codec.place(blob[at * codec.block_bytes :] if at else blob, slot)
-
-
-def _sizes(count: int, most: int) -> list[int]:
-    """Rows of each slab."""
-    most = max(1, most)
-    return [min(most, count - start) for start in range(0, count, most)]
 
 
 def _lock(slab: torch.Tensor, locked: list[torch.Tensor]) -> bool:

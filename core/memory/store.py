@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from core.memory.codec import Codec
+from core.memory.codec.layers import LayerCodecs
 from core.memory.host_memory import HostMemory
 from core.types import Origin
 
@@ -21,9 +21,10 @@ class Cancelled(Exception):
 class ExpertStore:
     """All experts of one model, by eid, and the rows of host memory in which it holds some, all or none of them."""
 
-    def __init__(self, codec: Codec, rows: int, row_bytes: int, pin: bool) -> None:
-        self._codec = codec
-        self._memory = HostMemory(rows, row_bytes, pin)
+    def __init__(self, codecs: LayerCodecs, rows: int, row_bytes: int, pin: bool, sizes: Sequence[int] = ()) -> None:
+        """`sizes`: bytes of each row, where these differ."""
+        self.codecs = codecs
+        self._memory = HostMemory(rows, row_bytes, pin, sizes)
         self._rows = self._memory.rows
 
     @property
@@ -36,10 +37,14 @@ class ExpertStore:
         """How much of that the system did not let be pinned for a GPU; 0 without one."""
         return self._memory.unpinned_bytes
 
+    def bytes_of(self, eid: int) -> int:
+        """Bytes copied to fetch an expert."""
+        return self.codecs.of(eid).blob_bytes
+
     @property
     def blob_bytes(self) -> int:
-        """Bytes copied to fetch one expert."""
-        return self._codec.blob_bytes
+        """The same, on average over layers."""
+        return self.codecs.mean_blob_bytes
 
     def use_policy(self, make_policy: Callable[[Any], Any], usual: Any) -> None:
         """A policy decides from now on which expert leaves host memory for another; nothing where none ever does.
@@ -66,7 +71,7 @@ class ExpertStore:
         return ()
 
     def borrow(self, eid: int) -> torch.Tensor | None:
-        """The blob of an expert in host memory (uint8 [>= blob_bytes]), where it stays until `give_back`; None where it
+        """The blob of an expert in host memory (uint8 [>= its bytes]), where it stays until `give_back`; None where it
         is not there, or no more can be kept there."""
         return None
 
@@ -84,8 +89,8 @@ class ExpertStore:
         return False
 
     def fetch(self, eid: int, slots: Sequence[torch.Tensor], first: int = 0) -> int:
-        """Write blocks of an expert, from `first` on, into slots (uint8 [>= slot_bytes] each); returns the bytes read
-        from disk for them.
+        """Write blocks of an expert, from `first` on, into slots (uint8 [>= its slot_bytes] each); returns the bytes
+        read from disk for them.
 
         On CUDA the write is asynchronous on the current stream. Raises ModelError when the disk read fails.
         """
@@ -99,8 +104,8 @@ class ExpertStore:
 class HostStore(ExpertStore):
     """All experts in host memory, encoded once at load; immutable after `fill`."""
 
-    def __init__(self, codec: Codec, count: int, pin: bool) -> None:
-        super().__init__(codec, count, codec.blob_bytes, pin)
+    def __init__(self, codecs: LayerCodecs, count: int, pin: bool) -> None:
+        super().__init__(codecs, count, codecs.blob_bytes, pin, [codecs.of(eid).blob_bytes for eid in range(count)])
 
     def fill(
         self,
@@ -109,13 +114,14 @@ class HostStore(ExpertStore):
         cancel: threading.Event | None,
     ) -> None:
         """Encode every expert in eid order, one at a time. Raises Cancelled when `cancel` is set."""
-        self._fill((self._codec.encode(parts) for parts in experts), progress, cancel)
+        blobs = (self.codecs.of(eid).encode(parts) for eid, parts in enumerate(experts))
+        self._fill(blobs, progress, cancel)
 
     def fill_raw(
         self, blobs: Iterator[torch.Tensor], progress: Callable[[float], None], cancel: threading.Event | None
     ) -> None:
-        """Copy encoded experts (uint8 [>= blob_bytes]) in eid order. Raises Cancelled when `cancel` is set."""
-        self._fill((blob[: self.blob_bytes] for blob in blobs), progress, cancel)
+        """Copy encoded experts (uint8 [>= their bytes]) in eid order. Raises Cancelled when `cancel` is set."""
+        self._fill((blob[: self.bytes_of(eid)] for eid, blob in enumerate(blobs)), progress, cancel)
 
     def _fill(
         self, blobs: Iterator[torch.Tensor], progress: Callable[[float], None], cancel: threading.Event | None
@@ -150,5 +156,5 @@ class HostStore(ExpertStore):
         return self._memory.device_addresses() if self._memory.pinned == len(self._rows) else ()
 
     def fetch(self, eid: int, slots: Sequence[torch.Tensor], first: int = 0) -> int:
-        self._memory.place(eid, self._rows[eid], self._codec, slots, first)
+        self._memory.place(eid, self._rows[eid], self.codecs.of(eid), slots, first)
         return 0

@@ -120,10 +120,10 @@ class DeviceDecode:
             return "the model is not on a GPU"
         if not all(one.finds for one in self._math):
             return "the Triton kernels do not run here"
-        codec = self._math[0].codec
-        if codec.blocks > 1:
+        codecs = [one.codec for one in self._math]
+        if codecs[0].blocks > 1:
             return "the model was loaded with several blocks per expert"
-        if not codec.verbatim:
+        if not all(one.verbatim for one in codecs):
             return (
                 "experts are stored in other number types than they are computed in, so that kernels cannot read them"
             )
@@ -177,11 +177,14 @@ class DeviceDecode:
 
     @torch.inference_mode()
     def _same_bits(self, home: Sequence[int]) -> bool:
-        """Whether residents of some layer give the same out of their slots and out of host memory."""
-        cache, experts = self._expert_cache, self._shape.experts
-        ready = [[e for e, there in enumerate(cache.availability(at)[1]) if there] for at in range(self._shape.layers)]
-        layer = max(range(len(ready)), key=lambda at: len(ready[at]))
-        some, math = ready[layer][: self._shape.top_k], self._math[layer]
+        """Whether residents of some layer give the same out of their slots and out of host memory, of each codec."""
+        cache, layers = self._expert_cache, range(self._shape.layers)
+        ready = [[e for e, there in enumerate(cache.availability(at)[1]) if there] for at in layers]
+        found = {self._math[at].codec: at for at in sorted(layers, key=lambda at: len(ready[at]))}
+        return all(self._same(at, ready[at][: self._shape.top_k], home) for at in found.values())
+
+    def _same(self, layer: int, some: Sequence[int], home: Sequence[int]) -> bool:
+        cache, experts, math = self._expert_cache, self._shape.experts, self._math[layer]
         if not some or not math.finds:
             return True
         x = torch.randn(1, math.inputs, generator=torch.Generator().manual_seed(0))

@@ -60,7 +60,9 @@ class ExpertMath:
         self._norm = experts.post_expert_norm if getattr(experts, "has_post_expert_norm", False) else None
         self._ascending = bool(getattr(experts, ASCENDING, False))
         self.has_idle = bool(getattr(experts, IDLE, False))  # experts of weight 0 need not be computed
-        self.grouped = GroupedMath(kernels, self.up_name, self.has_bias, self._gate) if kernels is not None else None
+        self.grouped = (
+            GroupedMath(kernels, codec, self.up_name, self.has_bias, self._gate) if kernels is not None else None
+        )
         self.choose()
 
     @property
@@ -99,8 +101,9 @@ class ExpertMath:
 
     def up(self, slot: Slot, x: torch.Tensor) -> torch.Tensor:
         """[n, H] -> [n, 2I], before the activation."""
-        y = self.codec.linear(slot.parts, self.up_name, x)
-        return y.add_(slot.parts.plain[self.up_name + "_bias"]) if self.has_bias else y
+        parts = slot.parts(self.codec)
+        y = self.codec.linear(parts, self.up_name, x)
+        return y.add_(parts.plain[self.up_name + "_bias"]) if self.has_bias else y
 
     def activate(self, y: torch.Tensor, places: Places | None = None) -> torch.Tensor:
         """[n, 2I] -> [n, I], the model's own activation; `places` matter only where it needs row positions."""
@@ -109,8 +112,9 @@ class ExpertMath:
 
     def down(self, slot: Slot, a: torch.Tensor) -> torch.Tensor:
         """[n, I] -> [n, H]."""
-        y = self.codec.linear(slot.parts, "down_proj", a)
-        return y.add_(slot.parts.plain["down_proj_bias"]) if self.has_bias else y
+        parts = slot.parts(self.codec)
+        y = self.codec.linear(parts, "down_proj", a)
+        return y.add_(parts.plain["down_proj_bias"]) if self.has_bias else y
 
     # ------------------------------------------------------------------ products, as core.runtime.product.Multiply
 
@@ -197,12 +201,12 @@ class ExpertMath:
 
 
 class ExpertScratch:
-    """Memory of one whole expert on the device, which blocks are copied into. Shared by the layers of a model."""
+    """Memory of one whole expert on the device, which blocks are copied into. Shared by layers that are alike."""
 
     def __init__(self, whole: Codec, blocks: Segments) -> None:
         """`blocks`: how slots of `whole` are cut."""
         raw = torch.empty(whole.slot_bytes, dtype=torch.uint8, device=whole.device)
-        self._slot, self._blocks = Slot(0, raw, whole.views(raw)), blocks
+        self._slot, self._blocks = Slot(0, raw, raw.data_ptr()), blocks
         self._places = [blocks.places(number, raw) for number in range(len(blocks.segments))]
 
     def join(self, product: Product) -> Product:

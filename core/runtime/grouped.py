@@ -5,6 +5,7 @@ from collections.abc import Callable, Sequence
 import torch
 
 from core.memory.arena import Slot
+from core.memory.codec import Codec
 from core.memory.codec.kernels import LANES_MOST, SlotKernels
 from core.memory.to_device import to_device
 from core.runtime.row_places import Places
@@ -22,10 +23,16 @@ class GroupedMath:
     """Does for several experts at once what ExpertMath does for one. Biases and activation are the model's own."""
 
     def __init__(
-        self, kernels: SlotKernels, up: str, has_bias: bool, gate: Callable[[torch.Tensor], torch.Tensor]
+        self,
+        kernels: SlotKernels,
+        codec: Codec,
+        up: str,
+        has_bias: bool,
+        gate: Callable[[torch.Tensor], torch.Tensor],
     ) -> None:
-        """`up` = name of the first matrix, `gate` = the activation [n, 2I] -> [n, I]."""
-        self._kernels, self._up, self._bias, self._gate = kernels, up, has_bias, gate
+        """`kernels` are those for slots of `codec`; `up` = name of the first matrix, `gate` = the activation [n, 2I] ->
+        [n, I]."""
+        self._kernels, self._codec, self._up, self._bias, self._gate = kernels, codec, up, has_bias, gate
 
     def few(
         self, slots: Sequence[Slot], x: torch.Tensor, counts: Sequence[int] | None = None, places: Places | None = None
@@ -63,7 +70,7 @@ class GroupedMath:
             start = end
         if self._bias:
             for slot, rows in zip(slots, out.split(list(counts)), strict=True):
-                rows.add_(slot.parts.plain[part + "_bias"])
+                rows.add_(slot.parts(self._codec).plain[part + "_bias"])
         return out
 
 

@@ -58,9 +58,9 @@ class HostCompute:
         self._store, self._transfers = store, transfers
         self._device = math[0].codec.device
         self._settings = MissSettings()
-        self._kernels: ExpertKernels | None = None
+        self._kernels: Sequence[ExpertKernels] = ()  # of each layer
         self.team: Background | None = None  # its threads; None where it has none
-        self._steps: dict[int, HostSteps] = {}
+        self._steps: dict[tuple[ExpertKernels, int], HostSteps] = {}
         self._posted: HostSteps | None = None
         self._borrowed: dict[int, torch.Tensor] = {}
         self._slots: dict[int, Slot] = {}  # by the address of a blob
@@ -90,13 +90,13 @@ class HostCompute:
 
     def objection(self) -> str:
         """Why this load cannot compute on the host; "" where it can."""
-        codec = self._math[0].codec
-        if codec.blocks > 1:
+        codecs = [one.codec for one in self._math]
+        if codecs[0].blocks > 1:
             return "experts are cached in parts; load the model with whole experts (--blocks 1)"
         if not self._store.lends:
             return "host memory holds no experts, which are read from disk into slots; load them there (--host)"
-        if self._device.type == "cpu" and not codec.verbatim:
-            return f"experts have other bytes in host memory than in slots, as {codec.dtype} is computed in"
+        if self._device.type == "cpu" and not all(one.verbatim for one in codecs):
+            return f"experts have other bytes in host memory than in slots, as {codecs[0].dtype} is computed in"
         return self._find_kernels()
 
     @property
@@ -115,7 +115,7 @@ class HostCompute:
         if new.placement != "wait" and not self.failed and (why := self.objection()):
             self._fail(f"miss_placement {new.placement} is not used: {why}")
         free = max(0, most_threads() + 1 - self.computing)
-        wanted = min(new.host_threads, free) if self.active and self._kernels is not None else 0
+        wanted = min(new.host_threads, free) if self.active and self._kernels else 0
         if wanted != self.threads:
             self.close()
             self.team = Background(wanted) if wanted else None
@@ -126,7 +126,7 @@ class HostCompute:
         self.throttle.free = self.costs is not None and self.costs.alike
 
     def _measured(self) -> Costs:
-        trial = LayerTrial(self, self._math[0], self._expert_cache, self._store)
+        trial = LayerTrial(self, self._math, self._expert_cache, self._store)
         try:
             return trial_costs(trial, self._transfers.copy_s(self._store.blob_bytes), self.threads)
         finally:
@@ -232,29 +232,29 @@ class HostCompute:
     @property
     def _apart(self) -> bool:
         """Whether kernels compute for the host by themselves, not as the computing thread's product."""
-        return self._kernels is not None and (self.team is not None or self._device.type == "cuda")
+        return bool(self._kernels) and (self.team is not None or self._device.type == "cuda")
 
     def _find_kernels(self) -> str:
         """Find the kernels for experts in host memory -> why there are none where they are needed."""
-        first = self._math[0]
-        if isinstance(first, FastMath):
-            self._kernels = first.kernels
-        elif self._device.type == "cpu":
-            self._kernels = None
-        elif self._kernels is None:
+        own = [one.kernels for one in self._math if isinstance(one, FastMath)]
+        if own or self._device.type == "cpu":
+            self._kernels = own
+        elif not self._kernels:
             try:
-                self._kernels = ExpertKernels(self._modules[0], on_cpu(first.codec))
+                codecs = [one.codec for one in self._math]
+                made = {one: ExpertKernels(self._modules[0], on_cpu(one)) for one in {*codecs}}
+                self._kernels = [made[one] for one in codecs]
             except ModelError as error:
                 return f"there are no kernels for its experts in host memory ({error})"
         return ""
 
     def _begin_steps(self, hosted: Sequence[LeasedSegment], hidden: torch.Tensor) -> None:
-        assert self._kernels is not None
-        steps = self._steps.get(len(hosted))
+        kernels = self._kernels[hosted[0].segment.eid // self._expert_cache.experts]
+        steps = self._steps.get((kernels, len(hosted)))
         if steps is None:
             with torch.inference_mode(False):
-                steps = HostSteps(self._kernels, len(hosted), pin=self._device.type == "cuda")
-            self._steps[len(hosted)] = steps
+                steps = HostSteps(kernels, len(hosted), pin=self._device.type == "cuda")
+            self._steps[kernels, len(hosted)] = steps
         if self._device.type == "cpu":
             lend(self.threads)
         self._posted = steps
@@ -279,7 +279,7 @@ class HostCompute:
         blob = self._borrowed[one.segment.eid]
         slot = self._slots.get(blob.data_ptr())
         if slot is None:
-            slot = self._slots[blob.data_ptr()] = Slot(-1, blob, self._math[0].codec.views(blob))
+            slot = self._slots[blob.data_ptr()] = Slot(-1, blob, blob.data_ptr())
         return replace(one, slots=(slot,))
 
     def _give_back(self) -> None:

@@ -36,15 +36,21 @@ class Seen(NamedTuple):
 
 
 class LayerTrial:
-    """One layer with experts that are resident, and others that lie in host memory."""
+    """One layer with experts that are resident, and others that lie in host memory: those of all layers whose experts
+    are held like the first one's."""
 
-    def __init__(self, host: HostCompute, math: ExpertMath, expert_cache: ExpertCache, store: ExpertStore) -> None:
-        self._host, self._math, self._store, self._table = host, math, store, expert_cache.core.table
-        self.device = math.codec.device
-        every, there = range(len(self._table)), store.host_resident()
+    def __init__(
+        self, host: HostCompute, math: Sequence[ExpertMath], expert_cache: ExpertCache, store: ExpertStore
+    ) -> None:
+        """`math` of each layer."""
+        self._host, self._math, self._store, self._table = host, math[0], store, expert_cache.core.table
+        self.device = math[0].codec.device
+        alike = [one.codec is math[0].codec for one in math]
+        every = [eid for eid in range(len(self._table)) if alike[eid // expert_cache.experts]]
+        there = None if (found := store.host_resident()) is None else {*found}
         pending = expert_cache.copies.tickets
         self._here = [eid for eid in every if self._table[eid] and eid not in pending]
-        kept, held = every if there is None else there, {*self._here}
+        kept, held = [eid for eid in every if there is None or eid in there], {*self._here}
         self._hosted = [eid for eid in kept if eid not in held] or [*kept]
         self._at = 0  # each round has other experts, which no cache of the processor holds
         self.most = min(MOST, len(self._here) // 2, len(self._hosted) // 2)

@@ -5,7 +5,7 @@ The trial also compiles the kernels, so that no answer waits for compilation. Th
 dequantises whole matrices, for which the device may have no room.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -13,32 +13,43 @@ import torch
 from core.memory.arena import Slot
 from core.memory.codec import Codec
 from core.memory.codec.kernels import make_kernels, portable, say_unavailable
+from core.memory.codec.layers import LayerCodecs
 from core.runtime.expert_math import ExpertMath, ExpertScratch
 from core.runtime.grouped import FEW
 
 CLOSE = 0.03  # relative error, of the result's norm: far above 16-bit rounding, far below any mistake
 
 
-def make_math(experts: Sequence[Any], codec: Codec) -> list[ExpertMath]:
-    """One per experts module of the model; all read slots of `codec`."""
-    kernels, placed = make_kernels(codec), ExpertMath(experts[0], codec).needs_places()
+def make_math(experts: Sequence[Any], codecs: LayerCodecs) -> list[ExpertMath]:
+    """One per experts module of the model, which reads slots of its layer's codec."""
+    made = {codec: _maker(experts[0], codec) for codec in codecs.distinct}
+    return [made[codec](module) for module, codec in zip(experts, codecs, strict=True)]
+
+
+def _maker(first: Any, codec: Codec) -> Callable[[Any], ExpertMath]:
+    """Makes what computes the experts of modules like the `first`, with what they share."""
+    kernels, placed = make_kernels(codec), ExpertMath(first, codec).needs_places()
     if codec.whole is None:
-        return [ExpertMath(module, codec, kernels, placed=placed) for module in experts]
+        return lambda module: ExpertMath(module, codec, kernels, placed=placed)
     whole, blocks = codec.whole
-    scratch, whole_placed = ExpertScratch(whole, blocks), ExpertMath(experts[0], whole).needs_places()
-    return [
-        ExpertMath(module, codec, kernels, (ExpertMath(module, whole, placed=whole_placed), scratch), placed=placed)
-        for module in experts
-    ]
+    scratch, whole_placed = ExpertScratch(whole, blocks), ExpertMath(first, whole).needs_places()
+    return lambda module: ExpertMath(
+        module, codec, kernels, (ExpertMath(module, whole, placed=whole_placed), scratch), placed=placed
+    )
 
 
-def choose_products(math: Sequence[ExpertMath], slots: Sequence[Slot], dtype: torch.dtype) -> None:
-    """Try with filled `slots`, as many as a token uses, whether the grouped kernels of a GPU are correct here."""
-    first = math[0]
-    if first.grouped is not None and slots and (reason := objection(first, slots, first.inputs, dtype)):
-        say_unavailable(reason)
-        for one in math:
-            one.choose(kernels=False)
+def choose_products(math: Sequence[ExpertMath], slots: Callable[[int], Sequence[Slot]], dtype: torch.dtype) -> None:
+    """Try with filled `slots` of some layer, as many as a token uses, whether the grouped kernels of a GPU are correct
+    here: on the first layer of each codec that has any."""
+    tried = dict[Codec, list[Slot]]()
+    for layer, one in enumerate(math):
+        if one.grouped is not None and not tried.get(one.codec):
+            tried[one.codec] = found = [*slots(layer)]
+            if found and (reason := objection(one, found, one.inputs, dtype)):
+                say_unavailable(reason)
+                for other in math:
+                    other.choose(kernels=False)
+                return
 
 
 @torch.inference_mode()

@@ -19,17 +19,25 @@ class VirtualSlots:
     def __init__(self) -> None:
         self._next = self._count = 0
 
-    def allocate(self) -> Slot:
+    def allocate(self, layer: int = -1) -> Slot:
         """A new slot."""
         self._next, self._count = self._next + 1, self._count + 1
-        return Slot(self._next - 1, NOTHING, NOTHING)
+        return Slot(self._next - 1, NOTHING)
 
     def free(self, slot: Slot) -> None:
         """Gives a slot back."""
         self._count -= 1
 
-    def expect(self, count: int) -> None:
-        """Does nothing: slots have no memory to be allocated together."""
+    def expect(self, count: int, by_layer: bool = False) -> bool:
+        """Slots have no memory, and so are alike."""
+        return False
+
+    def fits(self, slot: Slot, layer: int) -> bool:
+        """Slots are alike."""
+        return True
+
+    def fit(self, slot: Slot, layer: int) -> None:
+        """Does nothing."""
 
     def pack(self, busy: Iterable[Slot]) -> None:
         """Does nothing: slots have no memory that others could use."""
@@ -43,6 +51,10 @@ class VirtualExperts:
 
     def __init__(self, blob_bytes: int) -> None:
         self.blob_bytes = blob_bytes
+
+    def bytes_of(self, eid: int) -> int:
+        """Bytes copied to fetch an expert."""
+        return self.blob_bytes
 
     def use_policy(self, make_policy: Any, usual: Any) -> None:
         """Does nothing: no expert ever leaves host memory."""

@@ -9,6 +9,7 @@ from core.cache.expert_cache import ExpertCache
 from core.cache.lease import Lease
 from core.memory.arena import Arena
 from core.memory.codec import PartSpec, make_codec
+from core.memory.codec.layers import LayerCodecs
 from core.memory.store import HostStore
 from core.memory.transfer import TransferEngine
 from core.policy.allocation.slot_allocation import Placement
@@ -22,7 +23,8 @@ SPECS = {"gate_up_proj": PartSpec((8, 16), torch.float32), "down_proj": PartSpec
 def build(slots: int, scope: str = "layer", eviction: str = "lru", transit: int = 0) -> ExpertCache:
     """Every weight of expert `eid` has the value `eid`, so that a slot's bytes say whose they are."""
     codec = make_codec("checkpoint", specs=SPECS, dtype=torch.float32, device=torch.device("cpu"))
-    store = HostStore(codec, LAYERS * EXPERTS, pin=False)
+    codecs = LayerCodecs.alike(codec, LAYERS, EXPERTS)
+    store = HostStore(codecs, LAYERS * EXPERTS, pin=False)
     store.fill(
         ({n: torch.full(s.shape, float(eid)) for n, s in SPECS.items()} for eid in range(LAYERS * EXPERTS)),
         lambda share: None,
@@ -30,7 +32,7 @@ def build(slots: int, scope: str = "layer", eviction: str = "lru", transit: int 
     )
     transfers = TransferEngine(torch.device("cpu"), store.fetch)
     placement = replace(Placement.even(LAYERS, EXPERTS, 2, scope), transit=transit)
-    memory = CacheMemory(Arena(codec, torch.device("cpu")), store, transfers)
+    memory = CacheMemory(Arena(codecs, torch.device("cpu")), store, transfers)
     return ExpertCache(placement, slots, policy_maker(Choice(eviction)), memory)
 
 
@@ -49,5 +51,5 @@ def hold(expert_cache: ExpertCache, layer: int, wanted: list[int]) -> Lease:
 def check_bytes(expert_cache: ExpertCache, lease: Lease) -> None:
     for held in lease.segments:
         if held.ticket is None or held.ticket.done.is_set():
-            for view, _ in held.slot.parts.weights.values():
+            for view, _ in held.slot.parts(expert_cache.store.codecs[0]).weights.values():
                 assert (view == float(held.segment.eid)).all(), f"slot of {held.segment.eid} holds another expert"

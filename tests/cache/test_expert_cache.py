@@ -95,9 +95,7 @@ def test_a_fresh_cache_is_filled_and_used_experts_stay(scope: str) -> None:
     lease = hold(expert_cache, 0, [1, 5])
     assert {h.expert: h.outcome for h in lease.segments} == {1: Outcome.HIT, 5: Outcome.MISS}
     expert_cache.release(lease)
-    assert (
-        expert_cache.take_counts().demand_bytes == expert_cache.arena.codec.blob_bytes
-    )  # filling is not counted as demand
+    assert expert_cache.take_counts().demand_bytes == expert_cache.store.blob_bytes  # filling is not counted as demand
 
 
 @given(st.sets(st.integers(0, 30), min_size=1), st.sets(st.integers(0, 30)), st.integers(1, 40))
@@ -187,7 +185,7 @@ def test_pins_are_loaded_at_once_and_counted() -> None:
     expert_cache.fill()
     expert_cache.take_counts()
     expert_cache.pin([5, 0])  # 0 is there already
-    size = expert_cache.arena.codec.blob_bytes
+    size = expert_cache.store.blob_bytes
     assert expert_cache.is_resident(5) and expert_cache.take_counts().demand_bytes == size
     lease = hold(expert_cache, 0, [5, 4])
     assert {h.expert: h.outcome for h in lease.segments} == {5: Outcome.HIT, 4: Outcome.MISS}

@@ -21,7 +21,7 @@ NOTHING: Any = None
 
 
 def queued(eid: int, score: float) -> Ticket:
-    ticket = Ticket(Segment(eid, range(1)), [Slot(eid, NOTHING, NOTHING)], 1, False, "decode")
+    ticket = Ticket(Segment(eid, range(1)), [Slot(eid, NOTHING)], 1, False, "decode")
     ticket.score = score
     return ticket
 

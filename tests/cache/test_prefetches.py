@@ -206,7 +206,7 @@ NOTHING: Any = None
 
 
 def copy(start_s: float, end_s: float, demand: bool, submitted_s: float | None = None) -> Ticket:
-    ticket = Ticket(Segment(0, range(1)), [Slot(0, NOTHING, NOTHING)], 1, demand, "decode")
+    ticket = Ticket(Segment(0, range(1)), [Slot(0, NOTHING)], 1, demand, "decode")
     ticket.started_s, ticket.landed_s = start_s, end_s
     ticket.submitted_s = start_s if submitted_s is None else submitted_s
     return ticket

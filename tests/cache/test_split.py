@@ -234,7 +234,7 @@ def test_no_layer_keeps_more_than_its_slots(
             core.split(move.tops)
             assert lengths(core) == before
         if move.capacities is not None:
-            core.resize(move.capacities, buffer, spare.__next__, lambda slot: None)
+            core.resize(move.capacities, buffer, lambda at: next(spare), lambda slot: None)
             capacities = move.capacities
         if move.name is not None:
             left = core.rebuild(policy(move.name), capacities)

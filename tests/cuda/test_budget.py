@@ -10,6 +10,7 @@ from core.capacity.sizes import PREFILL_CHUNK
 from core.errors import BudgetError
 from core.memory.arena import Arena
 from core.memory.codec import PartSpec, make_codec
+from core.memory.codec.layers import LayerCodecs
 from core.memory.slabs import SEGMENT, SLAB_BYTES, slab_slots, slot_cost
 from core.memory.slot import Slot
 from core.settings.config import Settings
@@ -108,7 +109,8 @@ def test_a_slab_leaves_little_of_its_segment_unused(slot_bytes: int) -> None:
 def arena() -> Arena:
     """Slots of 1.5 MiB: each alone would share a segment of 20 MiB with twelve others, and leave a tenth of it."""
     specs = {"down_proj": PartSpec((768, 1024), torch.float16)}
-    return Arena(make_codec("checkpoint", specs=specs, dtype=torch.float16, device=GPU), GPU)
+    codec = make_codec("checkpoint", specs=specs, dtype=torch.float16, device=GPU)
+    return Arena(LayerCodecs.alike(codec, 1, 100), GPU)
 
 
 def filled(arena: Arena, count: int) -> list[Slot]:
@@ -126,7 +128,7 @@ def holds(slots: list[Slot]) -> bool:
 def test_slots_take_what_they_are_said_to(fake_cuda: FakeCuda) -> None:
     own = arena()
     slots = filled(own, 100)
-    assert own.bytes == 100 * slot_cost(own.codec.slot_bytes)
+    assert own.bytes == 100 * slot_cost(own.codecs.slot_bytes)
     assert 150 * MIB <= fake_cuda.memory.reserved <= own.bytes + 20 * MIB
     assert fake_cuda.memory.reserved <= 1.02 * 150 * MIB
     assert holds(slots)
@@ -140,13 +142,13 @@ def test_freed_slots_are_given_back_by_moving_others(fake_cuda: FakeCuda) -> Non
     for slot in gone:
         own.free(slot)
     own.pack([])
-    assert own.bytes == 50 * slot_cost(own.codec.slot_bytes)
+    assert own.bytes == 50 * slot_cost(own.codecs.slot_bytes)
     assert fake_cuda.memory.reserved <= own.bytes + 2 * MIB
     assert holds(kept) and all(slot.raw.numel() == 0 for slot in gone)  # who kept a freed slot keeps no memory
     for slot in kept[1:]:
         own.free(slot)
     own.pack([])
-    assert own.bytes == slot_cost(own.codec.slot_bytes) and holds(kept[:1])
+    assert own.bytes == slot_cost(own.codecs.slot_bytes) and holds(kept[:1])
     own.free(kept[0])
     own.pack([])
     assert own.bytes == 0 and fake_cuda.memory.reserved == 0
@@ -162,7 +164,7 @@ def test_slots_that_are_copied_into_are_not_moved(fake_cuda: FakeCuda) -> None:
     own.pack([busy])
     assert busy.raw.data_ptr() == at and holds(slots[-2:])
     own.pack([])
-    assert own.bytes == 2 * slot_cost(own.codec.slot_bytes) and holds(slots[-2:])
+    assert own.bytes == 2 * slot_cost(own.codecs.slot_bytes) and holds(slots[-2:])
 
 
 def test_a_full_device_keeps_its_slots_where_they_are(fake_cuda: FakeCuda) -> None:

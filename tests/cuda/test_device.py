@@ -207,7 +207,7 @@ def speeds(monkeypatch: pytest.MonkeyPatch, kernels: object) -> tuple[forecast.S
     monkeypatch.setattr(forecast, "make_kernels", lambda codec: kernels)
     monkeypatch.setattr(codec, "linear", lambda slot, part, x: products.append(part) or portable(slot, part, x))
     forecast._measured.clear()
-    return forecast.measure_speeds(codec, "int4-g32", 64, TOP_K), len(products)
+    return forecast.measure_speeds(codec, 64, TOP_K), len(products)
 
 
 def test_a_gpu_is_timed_with_its_kernels(fake_cuda: FakeCuda, monkeypatch: pytest.MonkeyPatch) -> None:

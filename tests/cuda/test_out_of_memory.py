@@ -13,7 +13,6 @@ from app.server.errors import moestro_error
 from core.cache.lease import LeasedSegment
 from core.engine import Engine, settings_controller
 from core.errors import BudgetError, DeviceError, DeviceFullError, MoestroError
-from core.memory.codec import SlotParts
 from core.memory.slot import Slot
 from core.memory.transfer import Ticket, TransferEngine
 from core.runtime.out_of_memory import faulted, shortage
@@ -70,7 +69,7 @@ def test_the_pass_is_made_again_with_fewer_slots(engine: Engine, refusing: Refus
     refusing.at = {refusing.calls + 7}  # the second layer of the third token
     assert text(engine) == want
     assert engine.expert_cache.slots == slots - slots // 16
-    sizes = engine.sizes.led_by(engine.settings.link)
+    sizes = engine.sizes.under(engine.settings)
     assert engine.settings.cache.budget.bytes == sizes.bytes(engine.expert_cache.slots)
     assert any("ran out of memory" in mark for _, mark in engine.frame().marks)
     engine.expert_cache.check_integrity()
@@ -181,7 +180,7 @@ SOON = 30  # seconds that no test takes
 
 
 def ticket(eid: int, *, demand: bool = True) -> Ticket:
-    slot = Slot(eid, torch.zeros(64, dtype=torch.uint8, device=GPU), SlotParts({}, {}))
+    slot = Slot(eid, torch.zeros(64, dtype=torch.uint8, device=GPU))
     return Ticket(Segment(eid, range(1)), [slot], 64, demand, "decode")
 
 

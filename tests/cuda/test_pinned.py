@@ -1,5 +1,6 @@
 """Host memory for a GPU: as much of it pinned as the system allows, at its exact size, and all of it given back."""
 
+import itertools
 import logging
 from pathlib import Path
 
@@ -99,3 +100,18 @@ def test_a_model_loads_where_little_can_be_pinned_and_says_so(
         assert fake_cuda.pinned.used <= 150 << 10
     assert any("of host memory be pinned" in record.message for record in caplog.records)
     assert fake_cuda.pinned.used == 0
+
+
+def test_rows_have_sizes_of_their_own(fake_cuda: FakeCuda) -> None:
+    """As of experts whose formats differ by layer."""
+    sizes = [ROW, ROW // 2, ROW, *[ROW // 2] * 6]
+    memory = HostMemory(len(sizes), ROW, pin=True, sizes=sizes)
+    assert [len(row) for row in memory.rows] == sizes and memory.bytes == sum(sizes) and memory.unpinned_bytes == 0
+    first = memory.rows[0].data_ptr()
+    gaps = [b - a for a, b in itertools.pairwise(memory.device_addresses())]
+    assert gaps[:2] == [ROW, ROW // 2] and memory.rows[1].data_ptr() == first + ROW
+    memory.close()
+    fake_cuda.pinned.limit = up(STAGING * ROW, PAGE) + PAGE
+    memory = HostMemory(len(sizes), ROW, pin=True, sizes=sizes)
+    assert memory.unpinned_bytes == memory.bytes == sum(sizes)
+    memory.close()

@@ -99,10 +99,10 @@ def test_growing_into_a_full_device_keeps_what_there_is(engine: Engine, monkeypa
     list(engine.generate(CHAT, Sampling(max_new_tokens=2)))
     allocate, left = engine.wiring.arena.allocate, iter([True, True])
 
-    def two_more() -> object:
+    def two_more(layer: int) -> object:
         if not next(left, False):
             raise RuntimeError("out of memory")
-        return allocate()
+        return allocate(layer)
 
     monkeypatch.setattr(engine.wiring.arena, "allocate", two_more)
     engine.change({"budget": "100%"})

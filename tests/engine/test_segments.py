@@ -77,7 +77,7 @@ def test_every_leased_segment_is_computed_once(
     engine: Engine, changes: dict[str, object], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     engine.change(changes)
-    blocks, steps = engine.loaded.plan.codec.blocks, list[StepRecord]()
+    blocks, steps = engine.loaded.plan.codecs.blocks, list[StepRecord]()
     with watched(engine, monkeypatch) as (taken, computed):
         for piece in engine.generate(TEXT, Sampling(max_new_tokens=6)):
             if piece.step is not None and (not steps or piece.step is not steps[-1]):

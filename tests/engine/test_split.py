@@ -208,7 +208,7 @@ def test_measuring_gives_the_cache_back(engine: Engine) -> None:
     cache.check_integrity()
     after = {eid: len(slots) for eid, slots in enumerate(cache.core.table) if slots}
     assert after.keys() == before.keys()
-    size, fetch = engine.loaded.plan.codec.block_bytes, engine.loaded.store.fetch
+    size, fetch = engine.loaded.plan.codecs[0].block_bytes, engine.loaded.store.fetch
     for eid, slots in enumerate(cache.core.table):
         for at, slot in enumerate(slots):
             held = slot.raw[:size].clone()

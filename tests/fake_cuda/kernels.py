@@ -29,7 +29,7 @@ class FakeKernels:
 
     def __init__(self, codec: Codec, fake: FakeCuda) -> None:
         self._codec, self._fake = portable(codec), fake
-        self.dtype, self.is_plain = codec.dtype, codec.format.is_plain
+        self.dtype, self.is_plain = codec.dtype, codec.is_plain
 
     def outputs(self, part: str) -> int:
         return self._codec.out_in(part)[0]

@@ -59,7 +59,7 @@ def make(
 def portable(codec: Codec, dtype: torch.dtype | None = None) -> Grouped:
     """The oracle of a codec: the same blobs, dequantised and multiplied."""
     assert isinstance(codec, Grouped)
-    return Grouped(codec.format, codec.specs, dtype or codec.dtype, CPU, codec.is_transposed, codec.numbers)
+    return Grouped(codec.formats, codec.specs, dtype or codec.dtype, CPU, codec.is_transposed, codec.numbers)
 
 
 def gpt_oss_like(inner: int = 256, hidden: int = 256) -> Parts:

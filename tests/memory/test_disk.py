@@ -17,6 +17,7 @@ from core.memory.codec import PartSpec, make_codec
 from core.memory.codec.formats import Numbers
 from core.memory.disk import DiskStore, HostCache, measure_disk
 from core.memory.pack import Manifest, PackReader, PackWriter
+from core.memory.pack.kind import Kind
 from core.memory.pack.manifest import identity_of, layer_file
 from core.memory.pages import PAGE, page_up
 from core.settings.registry import variants
@@ -38,7 +39,7 @@ def make_pack(out: Path, format: str = "checkpoint") -> Path:
     numbers = Numbers(torch.float32, torch.float32, torch.float32)
     codec = make_codec(format, specs=SPECS, dtype=torch.float32, device=CPU, stored=numbers)
     blobs = [codec.encode({n: torch.full(s.shape, float(eid)) for n, s in SPECS.items()}) for eid in range(EXPERTS)]
-    with PackWriter(out, identity_of("model", format, numbers, 0, "test")) as writer:
+    with PackWriter(out, identity_of("model", [format] * LAYERS, numbers, 0, "test")) as writer:
         (writer.directory / "config.json").write_text("{}")
         writer.write_dense({"norm.weight": (torch.float32, (4,))}, lambda name: torch.ones(4), int)
         each = EXPERTS // LAYERS
@@ -47,7 +48,8 @@ def make_pack(out: Path, format: str = "checkpoint") -> Path:
         return writer.publish(
             Manifest(
                 model_hash="model",
-                format=format,
+                kinds=(Kind(format, codec.blob_layout, (), page_up(codec.blob_bytes)),),
+                kind_of=(0,) * LAYERS,
                 numbers=numbers,
                 layers=LAYERS,
                 experts=each,
@@ -56,9 +58,6 @@ def make_pack(out: Path, format: str = "checkpoint") -> Path:
                 is_transposed=False,
                 has_gate=True,
                 is_concatenated=True,
-                layout=codec.blob_layout,
-                segments=(),
-                padded_bytes=page_up(codec.blob_bytes),
                 files=writer.entries(),
                 source={"kind": "safetensors", "label": "float32", "name": "model", "hash": "test"},
                 exact={},
@@ -76,7 +75,7 @@ def pack(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
 
 def whose(reader: PackReader, slot: torch.Tensor) -> int:
     """Which expert's numbers a slot holds."""
-    codec = reader.manifest.codec(torch.float32, CPU)
+    codec = reader.manifest.codecs(torch.float32, CPU)[0]
     weights = torch.cat([codec.dequantize(codec.views(slot), part).flatten() for part in SPECS])
     assert torch.allclose(weights, weights[:1].expand_as(weights), atol=1e-2)
     return round(float(weights.mean()))
@@ -85,8 +84,9 @@ def whose(reader: PackReader, slot: torch.Tensor) -> int:
 @pytest.mark.parametrize("direct", [True, False])
 def test_the_disk_writes_into_slots_where_they_hold_its_bytes(pack: Path, direct: bool) -> None:
     reader = PackReader(pack, direct=direct)
-    codec = reader.manifest.codec(torch.float32, CPU)
-    store, arena = DiskStore(reader, codec, 0 if codec.verbatim else 1), Arena(codec, CPU, paged=codec.verbatim)
+    codecs = reader.manifest.codecs(torch.float32, CPU)
+    codec = codecs[0]
+    store, arena = DiskStore(reader, codecs, 0 if codec.verbatim else 1), Arena(codecs, CPU, paged=codec.verbatim)
     for eid in (5, 0, 23, 5):
         slot = arena.allocate()
         assert store.origin(eid) == "disk"
@@ -100,12 +100,12 @@ def test_the_disk_writes_into_slots_where_they_hold_its_bytes(pack: Path, direct
 
 def test_two_threads_read_at_once(pack: Path) -> None:
     reader = PackReader(pack)
-    store = DiskStore(reader, reader.manifest.codec(torch.float32, CPU), 2)
+    store = DiskStore(reader, reader.manifest.codecs(torch.float32, CPU), 2)
     found: dict[int, int] = {}
 
     def read(eids: range) -> None:
         for eid in eids:
-            slot = torch.zeros(reader.manifest.codec(torch.float32, CPU).slot_bytes, dtype=torch.uint8)
+            slot = torch.zeros(reader.manifest.codecs(torch.float32, CPU).slot_bytes, dtype=torch.uint8)
             store.fetch(eid, [slot])
             found[eid] = whose(reader, slot)
 
@@ -120,7 +120,7 @@ def test_two_threads_read_at_once(pack: Path) -> None:
 
 def host_cache(reader: PackReader, rows: int, policy: str = "lru") -> HostCache:
     held = HostRows(LAYERS, EXPERTS // LAYERS, rows, maker(Config(policy, rows)))
-    return HostCache(reader, reader.manifest.codec(torch.float32, CPU), rows, False, held)
+    return HostCache(reader, reader.manifest.codecs(torch.float32, CPU), rows, False, held)
 
 
 @examples(25)
@@ -128,7 +128,7 @@ def host_cache(reader: PackReader, rows: int, policy: str = "lru") -> HostCache:
 def test_the_host_cache_keeps_what_was_fetched_last(eids: list[int], rows: int) -> None:
     reader = PackReader(_packs["plain"])
     store = host_cache(reader, rows)
-    slot = torch.zeros(reader.manifest.codec(torch.float32, CPU).slot_bytes, dtype=torch.uint8)
+    slot = torch.zeros(reader.manifest.codecs(torch.float32, CPU).slot_bytes, dtype=torch.uint8)
     kept: OrderedDict[int, None] = OrderedDict()
     for eid in eids:
         assert store.origin(eid) == ("host" if eid in kept else "disk")
@@ -145,7 +145,7 @@ def test_the_host_cache_keeps_what_was_fetched_last(eids: list[int], rows: int) 
 
 def fetched(store: HostCache, reader: PackReader, passes: Sequence[Sequence[int]]) -> list[bool]:
     """Fetch the experts of some passes, in order -> which of them host memory had."""
-    slot = torch.zeros(reader.manifest.codec(torch.float32, CPU).slot_bytes, dtype=torch.uint8)
+    slot = torch.zeros(reader.manifest.codecs(torch.float32, CPU).slot_bytes, dtype=torch.uint8)
     hits = []
     for now, eids in enumerate(passes, 1):
         store.begin_pass(now)
@@ -208,7 +208,7 @@ def plain(tmp_path_factory: pytest.TempPathFactory) -> None:
 def test_a_failed_read_leaves_nothing_in_the_host_cache(monkeypatch: pytest.MonkeyPatch) -> None:
     reader = PackReader(_packs["plain"])
     store = host_cache(reader, 2)
-    slot = torch.zeros(reader.manifest.codec(torch.float32, CPU).slot_bytes, dtype=torch.uint8)
+    slot = torch.zeros(reader.manifest.codecs(torch.float32, CPU).slot_bytes, dtype=torch.uint8)
     with monkeypatch.context() as patched:
         patched.setattr(reader, "read_into", lambda eid, buffer: 1 / 0)
         for eid in range(3):  # more than there are rows: none is lost

@@ -60,7 +60,7 @@ def test_experts_are_computed_without_kernels_that_fail(fake: FakeDriver, said: 
     slots, math = cases.copies_of(codec, parts, 2), ExpertMath(module, codec, SlotKernels(codec, launcher(fake)))
     assert math.grouped is not None
     with caplog.at_level(logging.WARNING, "moestro.kernels"):
-        choose_products([math], slots, torch.float32)
+        choose_products([math], lambda layer: slots, torch.float32)
     assert math.grouped is None
     assert said in caplog.text and "Triton does not find a C compiler here" in caplog.text
     x = torch.randn(1, 32)
@@ -89,7 +89,7 @@ def test_a_wrong_result_is_found(caplog: Logged) -> None:
     slots, fake = cases.copies_of(codec, parts, 2), FakeDriver()
     math = ExpertMath(module, codec, SlotKernels(codec, launcher(fake)))
     with caplog.at_level(logging.WARNING, "moestro.kernels"):
-        choose_products([math], slots, torch.float32)
+        choose_products([math], lambda layer: slots, torch.float32)
     assert math.grouped is None and fake.launches and "off in a trial" in caplog.text
 
 

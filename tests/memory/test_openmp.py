@@ -46,7 +46,6 @@ by_itself = {
 """
 COPYING = """
 from core.memory.arena import Slot
-from core.memory.codec import SlotParts
 from core.memory.ticket import Ticket
 from core.memory.transfer import TransferEngine
 from core.types import Segment
@@ -58,7 +57,7 @@ def fetch(eid, raws, first=0):
 while native() != first:
     time.sleep(0.001)
 before, link = native(), TransferEngine(torch.device("cpu"), fetch)
-slot = Slot(0, torch.empty_like(big), SlotParts({}, {}))
+slot = Slot(0, torch.empty_like(big))
 ticket = link.submit(Ticket(Segment(0, range(1)), [slot], len(big), True, "decode"))
 copied.wait()  # by the link's thread: nobody has waited for the ticket, who would have made the copy himself
 link.wait(ticket)

@@ -17,7 +17,7 @@ STEP = st.tuples(
 
 
 def ticket(number: int, demand: bool, priority: float = 0.0) -> Ticket:
-    one = Ticket(Segment(number, range(1)), [Slot(number, NOTHING, NOTHING)], 1, demand, "decode")
+    one = Ticket(Segment(number, range(1)), [Slot(number, NOTHING)], 1, demand, "decode")
     one.priority = priority
     return one
 

@@ -10,7 +10,6 @@ import torch
 
 from core.errors import ModelError
 from core.memory.arena import Slot
-from core.memory.codec import SlotParts
 from core.memory.link import Pace, measure_gbps
 from core.memory.transfer import CANCELLED, LANDED, QUEUED, Ticket, TransferEngine
 from core.types import Segment
@@ -49,7 +48,7 @@ def link(gate: Gate) -> Iterator[TransferEngine]:
 
 
 def ticket(eid: int, demand: bool = False, size: int = 64) -> Ticket:
-    slot = Slot(eid, torch.zeros(size, dtype=torch.uint8), SlotParts({}, {}))
+    slot = Slot(eid, torch.zeros(size, dtype=torch.uint8))
     return Ticket(Segment(eid, range(1)), [slot], size, demand, "decode")
 
 

@@ -78,7 +78,7 @@ def check_experts(pack: Path, source: Path, dtype: torch.dtype) -> None:
     """Every expert in the pack is what encoding the checkpoint's gives."""
     with PackReader(pack) as reader, CheckpointReader(load_skeleton(pack), str(source)) as checkpoint:
         manifest, buffer = reader.manifest, aligned(reader.padded_bytes)
-        codec = manifest.codec(dtype, CPU)
+        codec = manifest.codecs(dtype, CPU)[0]
         for eid in range(manifest.total):
             reader.read_into(eid, buffer)
             expected = codec.encode(checkpoint.read(*divmod(eid, manifest.experts)))
@@ -115,7 +115,7 @@ def test_every_format(name: str, blocks: int, checkpoint: Checkpoint, tmp_path: 
         return
     pack = import_model(str(source), tmp_path / "pack", format=name, blocks=blocks)
     manifest = PackReader(pack).manifest
-    assert manifest.format == name and len(manifest.segments) == (2 if blocks > 1 else 0)
+    assert manifest.format == name and len(manifest.kinds[0].segments) == (2 if blocks > 1 else 0)
     how = {"checkpoint": "as stored"}.get(
         name, "cast from float32" if FORMATS[name].is_plain else "quantised from float32"
     )
@@ -158,7 +158,7 @@ def test_the_forward_pass_of_a_pack_is_that_of_the_checkpoint(checkpoint: Checkp
     pack = import_model(str(source), tmp_path / "pack")
     model, ids = load_skeleton(pack), torch.arange(12)[None]
     with PackReader(pack) as reader, torch.no_grad():
-        codec, buffer = reader.manifest.codec(torch.float32, CPU), aligned(reader.padded_bytes)
+        codec, buffer = reader.manifest.codecs(torch.float32, CPU)[0], aligned(reader.padded_bytes)
 
         def experts(site: Any, hidden: torch.Tensor, chosen: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
             out = torch.zeros_like(hidden)
@@ -197,7 +197,7 @@ def check_weights(pack: Path, source: Path, exact: bool) -> None:
     model = load_skeleton(pack)
     with PackReader(pack) as reader, open_source(source) as opened:
         manifest, buffer = reader.manifest, aligned(reader.padded_bytes)
-        codec, checkpoint = manifest.codec(torch.float32, CPU), CheckpointReader(model, opened.tensors)
+        codec, checkpoint = manifest.codecs(torch.float32, CPU)[0], CheckpointReader(model, opened.tensors)
         slot = torch.empty(codec.slot_bytes, dtype=torch.uint8)
         for eid in range(manifest.total):
             reader.read_into(eid, buffer)
@@ -214,7 +214,7 @@ def test_mxfp4_codes_are_taken_over(mxfp4: Path, tmp_path: Path, blocks: int) ->
     pack = import_model(str(mxfp4), tmp_path / "pack", blocks=blocks)
     manifest = PackReader(pack).manifest
     assert manifest.format == "mxfp4" and manifest.numbers.scale == torch.uint8
-    assert len(manifest.segments) == (2 if blocks > 1 else 0)
+    assert len(manifest.kinds[0].segments) == (2 if blocks > 1 else 0)
     assert {how for part, how in manifest.exact.items() if not part.endswith("bias")} == {"exact codes"}
     check_weights(pack, mxfp4, exact=True)
 

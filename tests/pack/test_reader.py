@@ -12,10 +12,11 @@ import torch
 from safetensors.torch import load_file
 
 from core.errors import ModelError
-from core.memory.pack import PackReader, aligned, pack_at, pagefile
+from core.memory.pack import PackReader, aligned, pack_at, pagefile, verify
 from core.memory.pack.manifest import layer_file
+from core.memory.pages import page_up
 from tests.logged import Logged
-from tests.pack.packs import DENSE, EXPERTS, LAYERS, LAYOUT, random_blobs, write_pack
+from tests.pack.packs import DENSE, EXPERTS, LAYERS, LAYOUT, MIXED, mixed_blobs, random_blobs, write_mixed, write_pack
 
 
 @pytest.fixture(scope="module")
@@ -45,6 +46,20 @@ def test_blobs_come_back(pack: Path, tmp_path: Path, kind: str, top: int, monkey
         assert reader.bytes_read == LAYERS * EXPERTS * reader.padded_bytes
         assert reader.blob_bytes == LAYOUT.bytes <= reader.padded_bytes
         assert kind == "direct" or (not reader.direct and reader.why_buffered)
+
+
+def test_each_layer_has_blobs_of_its_own_size(tmp_path: Path) -> None:
+    with PackReader(write_mixed(tmp_path / "pack")) as reader:
+        assert [reader.padded_of(layer * EXPERTS) for layer in range(LAYERS)] == [
+            page_up(one.bytes) for one in (LAYOUT, MIXED, LAYOUT)
+        ]
+        assert (reader.blob_bytes, reader.manifest.format) == (LAYOUT.bytes, "checkpoint+int8+nvfp4")
+        buffer, read = aligned(reader.padded_bytes), 0
+        for eid, blob in enumerate(blob for blobs in mixed_blobs() for blob in blobs):
+            read += reader.read_into(eid, buffer)
+            assert torch.equal(buffer[: len(blob)], blob)
+        assert read == reader.bytes_read == EXPERTS * (2 * page_up(LAYOUT.bytes) + page_up(MIXED.bytes))
+    assert verify(tmp_path / "pack").problems == ()
 
 
 @pytest.mark.parametrize("direct", [True, False])

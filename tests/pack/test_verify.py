@@ -12,7 +12,7 @@ import pytest
 from core.errors import ModelError
 from core.memory.pack import Manifest, PackReader, aligned, check, verify
 from core.memory.pack.manifest import _digest
-from tests.pack.packs import EXPERTS, LAYERS, write_pack
+from tests.pack.packs import EXPERTS, LAYERS, write_mixed, write_pack
 
 
 @pytest.fixture(scope="module")
@@ -56,7 +56,7 @@ SPOILT: list[tuple[Callable[[Path, Path], object], str]] = [
     (lambda p, _: (p / "moestro.json").write_bytes(b"\xff\xfe"), "moestro.json is damaged"),
     (lambda p, _: (p / "moestro.json").write_text("[]"), "moestro.json is damaged"),
     (lambda p, _: edit(p, experts=6), "moestro.json is damaged"),
-    (lambda p, _: edit(p, pack=3, moestro="9.9"), r"newer Moestro \(9.9\). Update"),
+    (lambda p, _: edit(p, pack=4, moestro="9.9"), r"newer Moestro \(9.9\). Update"),
     (lambda p, _: os.truncate(p / "moestro.json", 900), "moestro.json is damaged"),
     (lambda p, _: (p / "experts-00001.bin").unlink(), "experts-00001.bin is missing"),
     (lambda p, _: os.truncate(p / "experts-00001.bin", 4096), "experts-00001.bin is damaged: it has 4,096 bytes"),
@@ -143,6 +143,7 @@ def sealed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("packs")
     write_pack(folder / "whole")
     write_pack(folder / "split", top=16)
+    write_mixed(folder / "mixed")
     return folder
 
 
@@ -257,10 +258,28 @@ SPLIT: list[tuple[str, Change, str]] = [
 ]
 
 
+MIXED: list[tuple[str, Change, str]] = [
+    ("a kind less", lambda b: b["kinds"].pop(), "layer_kinds do not say which of 1 kinds"),
+    ("a kind that no layer has", put([0, 0, 0], "layer_kinds"), "layer_kinds do not say"),
+    ("kinds in another order", put([1, 0, 1], "layer_kinds"), "layer_kinds do not say"),
+    ("a kind of a layer less", lambda b: b["layer_kinds"].pop(), "layer_kinds do not say"),
+    ("a kind as text", put("0", "layer_kinds", 0), "layer_kinds is '0'"),
+    ("a negative kind", put(-1, "layer_kinds", 0), "layer_kinds is -1"),
+    ("kinds that are texts", put("int8", "kinds", 1), "its kinds is 'int8', not an object"),
+    ("a kind with more to say", put(1, "kinds", 1, "x"), "kinds.x is unknown"),
+    ("an unknown format of a matrix", put("int8/int5", "kinds", 1, "format"), "format is 'int8/int5'"),
+    ("formats of three matrices", put("int8/int8/int8", "kinds", 1, "format"), "format is 'int8/int8/int8'"),
+    ("plain numbers beside codes", put("int8/checkpoint", "kinds", 1, "format"), "format is 'int8/checkpoint'"),
+    ("other pages of a kind", put(4096, "kinds", 0, "padded_bytes"), "padded_bytes is 4,096"),
+    ("a kind of the other's pages", lambda b: b["layer_kinds"].__setitem__(2, 1), "is not a layer of its experts"),
+    ("one format for all as well", put("int8", "format"), "format is unknown"),
+]
+
+
 @pytest.mark.parametrize(
     ("kind", "change", "words"),
-    [("whole", *c[1:]) for c in CASES] + [("split", *c[1:]) for c in SPLIT],
-    ids=[c[0] for c in CASES + SPLIT],
+    [(kind, *c[1:]) for kind, cases in (("whole", CASES), ("split", SPLIT), ("mixed", MIXED)) for c in cases],
+    ids=[c[0] for c in CASES + SPLIT + MIXED],
 )
 def test_what_contradicts_itself_is_refused(
     sealed: Path, tmp_path: Path, kind: str, change: Change, words: str
@@ -280,8 +299,8 @@ def test_a_manifest_that_is_nested_without_end(sealed: Path, tmp_path: Path) -> 
         check(pack)
 
 
-@pytest.mark.parametrize("kind", ["whole", "split"])
+@pytest.mark.parametrize("kind", ["whole", "split", "mixed"])
 def test_a_sound_manifest_is_what_was_written(sealed: Path, kind: str) -> None:
     manifest = Manifest.load(sealed / kind)
     assert manifest.dump() == (sealed / kind / "moestro.json").read_text()
-    assert bool(manifest.segments) == (kind == "split")
+    assert bool(manifest.kinds[0].segments) == (kind == "split")

@@ -118,9 +118,11 @@ def test_experts_on_disk_are_loaded_from_there(chat_model: Callable[[str], Path]
 
 def test_copies_change_no_weight(make_engine: MakeEngine) -> None:
     engine = make_engine(settings={"budget": "100%"})
-    before = [slot.raw.clone() for slot in engine.expert_cache.sample(24)]
+    cache = engine.expert_cache
+    held = [slot for layer in range(cache.layers) for slot in cache.sample(layer, cache.experts)]
+    before = [slot.raw.clone() for slot in held]
     threads = set(threading.enumerate())  # those of earlier tests may still end
     timed(engine)
-    assert all((a == slot.raw).all() for a, slot in zip(before, engine.expert_cache.sample(24), strict=True))
+    assert all((a == slot.raw).all() for a, slot in zip(before, held, strict=True))
     more = [one.name for one in threading.enumerate() if one not in threads]
     assert len(more) < 10, more

@@ -18,6 +18,7 @@ from core.cache.lease import LeasedSegment
 from core.engine import Engine
 from core.memory.arena import Arena, Slot
 from core.memory.codec import Codec, PartSpec, make_codec
+from core.memory.codec.layers import LayerCodecs
 from core.runtime.expert_math import ExpertMath
 from core.runtime.product import Product
 from core.runtime.row_places import Places, depends_on_position, gated
@@ -191,7 +192,7 @@ def build(
     shapes = {"gate_up_proj": up[::-1] if transposed else up, "down_proj": down[::-1] if transposed else down}
     specs = {name: PartSpec(shape, dtype) for name, shape in shapes.items()}
     codec: Codec = make_codec(format, specs=specs, dtype=dtype, device=CPU, is_transposed=transposed)
-    arena, slots = Arena(codec, CPU), []
+    arena, slots = Arena(LayerCodecs.alike(codec, 1, 4), CPU), []
     for seed in range(4):
         random = torch.Generator().manual_seed(seed)
         slot = arena.allocate()

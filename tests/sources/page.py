@@ -39,11 +39,15 @@ points need not be whole: Moestro keeps (middle - zero) * scale in fp32, so that
 where that has more than 24 bits (scales of 32 bits, zeros next to 0). HQQ itself rounds each step to the model's type.
 """
 GGUF = """\
-**GGUF** files may mix types. A pack has one format for all experts, that of most of their weights; the others are
-rounded to it. One of less than 4 bits is taken only if it holds nine tenths. `q6_k`, `q5_k`, `q4_k`, `q2_k` and
-`iq4_xs` take inputs in blocks of 256: where some experts' inputs are not (Gemma 4), Q4_K and IQ4_XS keep their codes in
-`int4-g32` and `iq4_nl`, with scales rounded to float16, and Q5_K and Q6_K are rounded to `int8-g32`. Where all have one
-type:
+**GGUF** files mix types, by layer and by matrix: a Q4_K_M has Q6_K in the down projections of half of its layers. In a
+pack each matrix of each layer has a format of its own, the one that holds its type. Gate and up are one matrix: where
+their types differ, it has the format that holds both (`q5_k` also holds Q4_K), or else that of most of its weights. An
+expert is as a whole in codes or in plain numbers: one of its matrices in F16, BF16 or F32 beside codes is rounded to
+`int8-g32`. `q6_k`, `q5_k`, `q4_k`, `q2_k` and `iq4_xs` take inputs in blocks of 256: where a matrix has others, Q4_K
+and IQ4_XS keep their codes in `int4-g32` and `iq4_nl`, with scales rounded to float16, and Q5_K and Q6_K are rounded to
+`int8-g32`. A format that is chosen by name is that of all matrices. Each layer's experts are read, copied and cached in
+their own size; where layers share slots (`scope` global, `bypass`, `--blocks`) and on a GPU, a slot has room for the
+largest, and so has a row of host memory where that holds some of the experts alone. By type:
 """
 PICKLES = "they can run programs when they are opened, so that they never are. Both tools also write safetensors."
 ROUNDED = "converted, with the loss measured before the import"

@@ -14,7 +14,7 @@ from core.importing.sources import Source
 from core.importing.sources.gguf import open_gguf
 from core.importing.sources.gguf.blocks import EXACT, HELD, decode
 from core.importing.sources.gguf.format_choice import best_format
-from core.memory.codec import QuantizedTensor, format_of, make_codec, numbers_of
+from core.memory.codec import QuantizedTensor, format_of, make_codec
 from tests.gguf_writer.blocks import random_blocks
 from tests.gguf_writer.write import Choice, T, experts_in, make_gguf
 from tests.selection import layered
@@ -161,7 +161,7 @@ def through_codec(
     shell = folder / "shell"
     shell.mkdir(exist_ok=True)
     reader = CheckpointReader(meta_skeleton(source.write_shell(shell)), source.tensors)
-    numbers = numbers_of(format_of(format), torch.float32, source.numbers if format == source.exact_format else None)
+    numbers = source.numbers if format in (source.exact_format, *source.formats) else None
     site = reader.sites[0]
     codec = make_codec(
         format, specs=site.parts, dtype=torch.float32, device=CPU, is_transposed=site.is_transposed, stored=numbers
@@ -189,25 +189,46 @@ def test_experts_that_a_model_keeps_transposed_and_interleaved(tmp_path: Path) -
         assert torch.equal(parts["gate_up_proj"][:, ::2], gate[1].t())
 
 
-def test_a_mix_is_held_in_what_most_weights_have(tmp_path: Path) -> None:
+def test_a_mix_is_held_as_it_is(tmp_path: Path) -> None:
     _, file = make_gguf("qwen3_moe", tmp_path, mixed, **WIDE)
     with open_gguf(file) as source:
-        assert (source.exact_format, source.label) == ("q4_k", "GGUF Q4_K and Q6_K")
+        assert (source.formats, source.label) == (("q4_k/q6_k", "q4_k"), "GGUF Q4_K and Q6_K")
+        assert source.exact_format is source.best_format is None and source.numbers is not None
         assert source.notes == (
             "gate: Q4_K: codes and scales kept exactly",
             "up: Q4_K: codes and scales kept exactly",
-            "down: Q6_K (1 of 2): requantised; Q4_K (1 of 2): codes and scales kept exactly",
+            "down: Q6_K (1 of 2): codes and scales kept exactly; Q4_K (1 of 2): codes and scales kept exactly",
         )
-        parts, packed, given = through_codec(source, tmp_path, "q4_k")
-        assert isinstance(given["gate_up_proj"], QuantizedTensor) and isinstance(given["down_proj"], QuantizedTensor)
-        assert torch.equal(given["down_proj"].dequantized(), stored(source, "blk.0.ffn_down_exps.weight")[1])
-        assert torch.equal(packed["gate_up_proj"], parts["gate_up_proj"])
+        for layer, format in enumerate(source.formats):
+            parts, packed, given = through_codec(source, tmp_path, format, layer=layer)
+            assert all(isinstance(one, QuantizedTensor) for one in given.values())
+            assert all(torch.equal(packed[name], parts[name]) for name in parts)
+        parts, packed, _ = through_codec(source, tmp_path, "q4_k")  # the user's choice for all
         error = (packed["down_proj"] - parts["down_proj"]).norm() / parts["down_proj"].norm()
         assert 0 < error < 0.12
-        later, kept, _ = through_codec(source, tmp_path, "q4_k", layer=1)
-        assert torch.equal(later["down_proj"], kept["down_proj"])
-        parts, packed, _ = through_codec(source, tmp_path, "int8-g32")
-        assert (packed["down_proj"] - parts["down_proj"]).norm() / parts["down_proj"].norm() < 0.01
+
+
+@pytest.mark.parametrize(
+    ("gate", "up", "down", "formats"),
+    [
+        ("Q4_K", "Q5_K", "Q6_K", "q5_k/q6_k"),  # which holds the codes of both
+        ("Q4_K", "Q6_K", "Q4_K", "q6_k/q4_k"),  # which does not: as many weights, so the one with more bits
+        ("Q3_K", "Q3_K", "Q5_K", "iq4_nl/q5_k"),
+        ("BF16", "BF16", "Q8_0", "int8-g32"),
+        ("BF16", "BF16", "F32", "checkpoint"),
+        ("Q8_0", "Q8_0", "F16", "int8-g32"),
+    ],
+)
+def test_the_formats_of_a_layer(gate: str, up: str, down: str, formats: str, tmp_path: Path) -> None:
+    of = {"ffn_gate_exps": gate, "ffn_up_exps": up, "ffn_down_exps": down}
+    _, file = make_gguf(
+        "qwen3_moe", tmp_path, lambda name: next((of[part] for part in of if part in name), "F32"), **WIDE
+    )
+    with open_gguf(file) as source:
+        assert source.formats == (formats, formats)
+        parts, packed, _ = through_codec(source, tmp_path, formats)
+        for name, weight in parts.items():
+            assert (packed[name] - weight).norm() <= 0.2 * weight.norm()
 
 
 def test_experts_whose_inputs_are_no_blocks_of_256_keep_codes(tmp_path: Path) -> None:
@@ -215,9 +236,9 @@ def test_experts_whose_inputs_are_no_blocks_of_256_keep_codes(tmp_path: Path) ->
     narrow = WIDE | {"moe_intermediate_size": 96}
     _, file = make_gguf("qwen3_moe", tmp_path, lambda name: "Q8_0" if "down_exps" in name else mixed(name), **narrow)
     with open_gguf(file) as source:
-        assert (source.exact_format, source.best_format) == ("int4-g32", "int4-g32")
-        assert source.notes[0] == "gate: Q4_K: codes kept, scales rounded to float16"
-        parts, packed, given = through_codec(source, tmp_path, "int4-g32")
+        assert source.formats == ("q4_k/int8-g32",) * 2, "each matrix by its own inputs"
+        assert source.notes[0] == "gate: Q4_K: codes and scales kept exactly"
+        parts, packed, given = through_codec(source, tmp_path, "int4-g32")  # the user's choice
         held = given["gate_up_proj"]
         assert isinstance(held, QuantizedTensor) and held.format == "q4_k"
         near = held.held_in("int4-g32")

@@ -47,7 +47,7 @@ def test_a_head_is_imported(arch: str, tmp_path: Path) -> None:
     kept = tensors_of(pack)
     assert all(torch.equal(kept[name], tensor) for name, tensor in own.items())
     assert verify(pack).problems == ()
-    codec = manifest.codec(torch.float32, torch.device("cpu"))
+    codec = manifest.codecs(torch.float32, torch.device("cpu"))[0]
     blob, slot = (torch.empty(size, dtype=torch.uint8) for size in (manifest.padded_bytes, codec.slot_bytes))
     with PackReader(pack) as reader:
         reader.read_into(manifest.total - 1, blob)

@@ -199,7 +199,7 @@ def q4_k_m(name: str) -> str:
 def in_pack(pack: Path, part: str) -> torch.Tensor:
     """A part of the first expert, fp32, as a pack has it."""
     manifest = Manifest.load(pack)
-    codec = manifest.codec(torch.float32, torch.device("cpu"))
+    codec = manifest.codecs(torch.float32, torch.device("cpu"))[0]
     with PackReader(pack) as reader:
         blob = aligned(reader.padded_bytes)
         reader.read_into(0, blob)

@@ -168,7 +168,7 @@ def _copies(bench: MeasurementSession, cancel: threading.Event) -> tuple[float, 
             if leased.ticket is not None:
                 bench.transfers.wait(leased.ticket)
             cache = bench.expert_cache
-            ticket = Ticket(cache.copies.whole[eid], cache.core.table[eid], cache.store.blob_bytes, True, "decode")
+            ticket = Ticket(cache.copies.whole[eid], cache.core.table[eid], cache.store.bytes_of(eid), True, "decode")
             bench.transfers.take_finished()
             bench.transfers.wait(bench.transfers.submit(ticket))
             bench.transfers.settle(ticket)

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol, cast
 import torch
 
 from core.memory.codec.coded import QuantizedTensor
-from core.memory.codec.formats import Format, Numbers
+from core.memory.codec.formats import Format, Numbers, name_of, numbers_of
 
 if TYPE_CHECKING:
     from core.memory.codec.segments import Segments
@@ -94,20 +94,25 @@ class SlotParts:
 
 
 class Codec(Protocol):
-    """One format, made for one model's part shapes, one compute dtype and one device. Stateless, thread-safe.
+    """A format for each matrix, made for one model's part shapes, one compute dtype and one device. Stateless,
+    thread-safe.
 
     Layouts, slots and products are those of a block; only `encode` and `blob_bytes` are of whole experts.
     """
 
-    name: str
-    format: Format
-    numbers: Numbers  # number types in blobs
+    name: str  # of the format, or of those of each matrix: see `core.memory.codec.formats.formats_of`
+    formats: Mapping[str, Format]  # of each matrix
+    is_plain: bool  # no matrix is held in codes
+    numbers: Numbers  # number types in blobs, where a format does not prescribe them
     dtype: torch.dtype  # of activations, of biases in slots and of `dequantize`
     device: torch.device  # of slots; blobs are on the CPU
     blob_layout: Layout  # on the host; the same on every machine
     slot_layout: Layout  # on the device; may depend on its instruction set
     weights: list[str]  # the parts that are matrices
     verbatim: bool  # slot and blob layouts are equal: a blob may be read from disk straight into a slot
+
+    def numbers_in(self, part: str) -> Numbers:
+        """Number types of a matrix in blobs."""
 
     @property
     def blocks(self) -> int:
@@ -167,14 +172,16 @@ class Base:
 
     def __init__(
         self,
-        format: Format,
+        formats: Mapping[str, Format],
         specs: Mapping[str, PartSpec],
         dtype: torch.dtype,
         device: torch.device,
         is_transposed: bool,
         numbers: Numbers,
     ) -> None:
-        self.name, self.format, self.numbers = format.name, format, numbers
+        self.name, self.numbers = name_of(formats), numbers
+        self.formats: Mapping[str, Format] = dict(formats)
+        self.is_plain = all(one.is_plain for one in formats.values())
         self.specs, self.dtype, self.device, self.is_transposed = dict(specs), dtype, device, is_transposed
         self.weights = [n for n, s in specs.items() if s.is_weight]
         self.biases = [n for n, s in specs.items() if not s.is_weight]
@@ -185,6 +192,10 @@ class Base:
     def fields(self) -> tuple[Entries, Entries]:
         """What blobs and slots hold."""
         raise NotImplementedError
+
+    def numbers_in(self, part: str) -> Numbers:
+        """Number types of a matrix in blobs."""
+        return numbers_of(self.formats[part], self.dtype, self.numbers)
 
     def be_block(self, whole: Base, cutter: Segments) -> None:
         """What this codec describes is a block of the experts that `whole` encodes."""
@@ -263,7 +274,7 @@ class Base:
         if self.verbatim:
             slot[: self.slot_bytes].copy_(blob[: self.block_bytes], non_blocking=True)
             return
-        source = blob.to(self.device, non_blocking=True)  # cast on the target device
+        source = blob[: self.block_bytes].to(self.device, non_blocking=True)  # cast on the target device
         target = self.slot_layout.views(slot)
         for name, field in self.blob_layout.fields.items():
             target[name].copy_(field.view(source))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import torch
@@ -63,6 +63,15 @@ class QuantizedTensor(NamedTuple):
     def dequantized(self) -> torch.Tensor:
         """The weights of codes that are oriented [..., out, in], in fp32."""
         return dequantize(format_of(self.format), self.codes, self.scale, self.zero, self.row)
+
+
+def alike(codes: Sequence[QuantizedTensor]) -> list[QuantizedTensor]:
+    """The same codes in that of their formats which holds those of all others; none where there is no such one."""
+    formats = {one.format: format_of(one.format) for one in codes}
+    for name, format in formats.items():
+        if all(map(format.holds, formats.values())):
+            return [found for one in codes if (found := one.held_in(name)) is not None]
+    return []
 
 
 def scales(scale: torch.Tensor) -> torch.Tensor:

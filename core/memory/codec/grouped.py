@@ -11,7 +11,7 @@ from core.memory.codec.base import Base, Entries, SlotParts
 from core.memory.codec.bits import PLANES, pack, unpack
 from core.memory.codec.coded import QuantizedTensor, dequantize
 from core.memory.codec.fast.dequantize import dequantized, serves
-from core.memory.codec.formats import FORMATS
+from core.memory.codec.formats import FORMATS, Format
 from core.memory.codec.matrix import Matrix, matrix
 from core.memory.codec.quantize import CHUNK, QuantizedMatrix, quantize
 
@@ -30,32 +30,33 @@ class Grouped(Base):
         return fields, fields | {n: (self.dtype, self.specs[n].shape) for n in self.biases}
 
     def _fields(self, part: str) -> Entries:
-        (out, columns), group, grain = self.out_in(part), self.format.group, self.format.grain
+        (out, columns), form, numbers = self.out_in(part), self.formats[part], self.numbers_in(part)
+        group, grain = form.group, form.grain
         if grain and columns % grain:
             fitting = [f.name for f in FORMATS.values() if not f.is_plain and columns % (f.grain or 1) == 0]
             raise ModelError(
-                f"{self.name} in groups of {grain} does not divide this model's {columns} inputs. Choose "
+                f"{form.name} in groups of {grain} does not divide this model's {columns} inputs. Choose "
                 f"another expert format: {', '.join([*fitting, 'checkpoint'])}."
             )
-        planes = PLANES[self.format.bits]
-        codes = torch.int8 if self.format.bits == 8 else torch.uint8
+        planes = PLANES[form.bits]
+        codes = torch.int8 if form.bits == 8 else torch.uint8
         fields: Entries = {f"{part}.q{i or ''}": (codes, (out, columns * plane // 8)) for i, plane in enumerate(planes)}
         groups = (out, columns // group) if group else (out,)
-        fields[f"{part}.scale"] = (self.numbers.scale, groups)
-        if self.format.zero:
-            fields[f"{part}.zero"] = (self.numbers.zero, groups)
-        if self.format.has_row_scale:
+        fields[f"{part}.scale"] = (numbers.scale, groups)
+        if form.zero:
+            fields[f"{part}.zero"] = (numbers.zero, groups)
+        if form.has_row_scale:
             fields[f"{part}.row"] = (torch.float32, (out,))
-        if wide := self.format.wide:
-            fields[f"{part}.row"] = (torch.float16, (out, columns // wide * (2 if self.format.zero else 1)))
+        if wide := form.wide:
+            fields[f"{part}.row"] = (torch.float16, (out, columns // wide * (2 if form.zero else 1)))
         return fields
 
     def encode_whole(self, parts: Mapping[str, torch.Tensor | QuantizedTensor]) -> torch.Tensor:
         blob, views = self.begin_blob(parts)
         for name in self.weights:
-            given = parts[name]
+            given, form = parts[name], self.formats[name]
             if isinstance(given, QuantizedTensor):
-                held = (given.turned() if self.is_transposed else given).held_in(self.name)
+                held = (given.turned() if self.is_transposed else given).held_in(form.name)
                 if held is not None:
                     self._write(views, name, slice(None), QuantizedMatrix(*held[1:]))
                     continue
@@ -63,11 +64,11 @@ class Grouped(Base):
             step = max(1, (CHUNK if self.device.type == "cpu" else CUDA_CHUNK) // columns)
             for start in range(0, out, step):
                 at = slice(start, start + step)
-                self._write(views, name, at, quantize(self.rows(given, at), self.format, self.numbers))
+                self._write(views, name, at, quantize(self.rows(given, at), form, self.numbers_in(name)))
         return blob
 
     def _write(self, views: Mapping[str, torch.Tensor], part: str, at: slice, rounded: QuantizedMatrix) -> None:
-        for i, plane in enumerate(pack(rounded.codes.contiguous(), self.format.bits)):
+        for i, plane in enumerate(pack(rounded.codes.contiguous(), self.formats[part].bits)):
             views[f"{part}.q{i or ''}"][at].copy_(plane)
         scale = views[f"{part}.scale"][at]
         scale.copy_(rounded.scale.reshape(scale.shape))
@@ -102,7 +103,7 @@ class Grouped(Base):
         """[out, in] in the compute dtype, by a kernel where there is one; without `fresh` until the thread's next
         product."""
         if (one := self._served.get(part)) is None:
-            return self.weight(parts.weights[part])
+            return self.weight(part, parts.weights[part])
         return dequantized(one, parts.at, self.dtype, fresh=fresh)
 
     @functools.cached_property
@@ -111,29 +112,30 @@ class Grouped(Base):
         found = {part: matrix(self, part) for part in self.weights} if self.device.type == "cpu" else {}
         return {part: one for part, one in found.items() if serves(one)}
 
-    def weight(self, tensors: tuple[torch.Tensor, ...]) -> torch.Tensor:
+    def weight(self, part: str, tensors: tuple[torch.Tensor, ...]) -> torch.Tensor:
         """[out, in] in the compute dtype, by torch's operations alone: what every kernel has to give."""
-        rows = tensors[0].shape[0]
+        form, rows = self.formats[part], tensors[0].shape[0]
         if self.device.type != "cpu":
-            return self._weight_in_chunks(tensors, rows)
+            return self._weight_in_chunks(form, tensors, rows)
         if rows <= STEP:
-            return self._weight(tensors)
-        return torch.cat([self._weight(tuple(t[at : at + STEP] for t in tensors)) for at in range(0, rows, STEP)])
+            return self._weight(form, tensors)
+        steps = [tuple(t[at : at + STEP] for t in tensors) for at in range(0, rows, STEP)]
+        return torch.cat([self._weight(form, one) for one in steps])
 
-    def _weight_in_chunks(self, tensors: tuple[torch.Tensor, ...], rows: int) -> torch.Tensor:
+    def _weight_in_chunks(self, form: Format, tensors: tuple[torch.Tensor, ...], rows: int) -> torch.Tensor:
         """The same on a GPU, without a second copy of the whole."""
-        columns = tensors[0].shape[-1] * 8 // PLANES[self.format.bits][0]
+        columns = tensors[0].shape[-1] * 8 // PLANES[form.bits][0]
         step = max(1, CUDA_CHUNK // columns)
         if rows <= step:
-            return self._weight(tensors)
+            return self._weight(form, tensors)
         whole = torch.empty(rows, columns, dtype=self.dtype, device=tensors[0].device)
         for at in range(0, rows, step):
-            whole[at : at + step] = self._weight(tuple(t[at : at + step] for t in tensors))
+            whole[at : at + step] = self._weight(form, tuple(t[at : at + step] for t in tensors))
         return whole
 
-    def _weight(self, tensors: tuple[torch.Tensor, ...]) -> torch.Tensor:
-        planes = len(PLANES[self.format.bits])
-        zero = tensors[planes + 1] if self.format.zero else None
-        row = tensors[-1].view(len(tensors[-1]), -1) if self.format.has_row_scale or self.format.wide else None
-        codes = unpack(tensors[:planes], self.format.bits)
-        return dequantize(self.format, codes, tensors[planes], zero, row).to(self.dtype)
+    def _weight(self, form: Format, tensors: tuple[torch.Tensor, ...]) -> torch.Tensor:
+        planes = len(PLANES[form.bits])
+        zero = tensors[planes + 1] if form.zero else None
+        row = tensors[-1].view(len(tensors[-1]), -1) if form.has_row_scale or form.wide else None
+        codes = unpack(tensors[:planes], form.bits)
+        return dequantize(form, codes, tensors[planes], zero, row).to(self.dtype)

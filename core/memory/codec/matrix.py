@@ -56,7 +56,7 @@ class Matrix(NamedTuple):
 
 def matrix(codec: Base, part: str) -> Matrix:
     """The `Matrix` of one part of a codec whose slots have the layout of its blobs."""
-    form, (outputs, inputs) = codec.format, codec.out_in(part)
+    form, (outputs, inputs) = codec.formats[part], codec.out_in(part)
 
     def find(name: str) -> Part | None:
         field = codec.slot_layout.fields.get(name)

@@ -12,7 +12,8 @@ class Plain(Base):
     """`linear` runs the same matrix product that transformers' grouped_mm runs per expert on a CPU: bit-identical."""
 
     def fields(self) -> tuple[Entries, Entries]:
-        blob: Entries = {name: (self.numbers.weight, spec.shape) for name, spec in self.specs.items()}
+        types = {n: (self.numbers_in(n) if s.is_weight else self.numbers).weight for n, s in self.specs.items()}
+        blob: Entries = {name: (types[name], spec.shape) for name, spec in self.specs.items()}
         return blob, {name: (self.dtype, shape) for name, (_, shape) in blob.items()}
 
     def encode_whole(self, parts: Mapping[str, torch.Tensor | QuantizedTensor]) -> torch.Tensor:

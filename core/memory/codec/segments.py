@@ -16,6 +16,7 @@ import torch
 
 from core.errors import SettingError
 from core.memory.codec.base import Field, Layout, PartSpec
+from core.memory.codec.formats import formats_of
 
 GRAIN = 16  # neurons: start alignment that the kernels of every format support
 
@@ -114,12 +115,20 @@ class Segments:
 
 def inner_of(experts: ExpertParts) -> int:
     """Inner neurons of one expert: the input features of `down`."""
-    spec = next(spec for name, spec in experts.parts.items() if name.startswith("down") and spec.is_weight)
-    return spec.shape[0 if experts.is_transposed else 1]
+    return experts.parts[_down(experts)].shape[0 if experts.is_transposed else 1]
+
+
+def grain_of(format: str, experts: ExpertParts) -> int:
+    """Inner neurons that belong together in a format, or in those of each matrix: inputs of `down`."""
+    return formats_of(format, (name for name, spec in experts.parts.items() if spec.is_weight))[_down(experts)].grain
+
+
+def _down(experts: ExpertParts) -> str:
+    return next(name for name, spec in experts.parts.items() if name.startswith("down") and spec.is_weight)
 
 
 def stops_of(experts: ExpertParts, group: int, blocks: int) -> list[int]:
-    """Where each of so many equal blocks ends, in neurons. `group` = inputs that share a scale, 0 = a whole row.
+    """Where each of so many equal blocks ends, in neurons. `group` = inputs that belong together, 0 = a whole row.
 
     Raises SettingError when an expert cannot be cut into that many.
     """

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -13,28 +13,19 @@ from typing import Any
 import torch
 
 from core.errors import ModelError
-from core.memory.codec import FORMATS, Codec, Layout, PartSpec, in_blocks
-from core.memory.codec.formats import Numbers
-from core.memory.codec.segments import ExpertParts, SegmentLayout, Segments, inner_of, stops_of
-from core.memory.pack.checked_json import FLOATS, CheckedObject, InvalidValue
-from core.memory.pack.manifest_json import (
-    PackFile,
-    check_layout,
-    dtype_name,
-    file_from,
-    layout_from,
-    layout_json,
-    numbers_json,
-    segment_from,
-    sums_from,
-)
+from core.memory.codec import PartSpec
+from core.memory.codec.formats import BETWEEN, Numbers, label_of
+from core.memory.codec.layers import LayerCodecs
+from core.memory.codec.segments import ExpertParts
+from core.memory.pack.checked_json import FLOATS, CheckedObject, InvalidValue, whole
+from core.memory.pack.kind import Kind
+from core.memory.pack.manifest_json import PackFile, dtype_name, file_from, numbers_json, sums_from
 from core.memory.pack.remedies import unusable
-from core.memory.pages import page_up
 from core.system.reading import CONFIG_BYTES, BadJson, is_file_name, parse_json, read_bytes
 
 NAME = "moestro.json"
 DENSE = "model.safetensors"
-VERSION = 2  # of packs with heads; others are of version 1
+VERSION = 3  # of packs with several formats; of others with heads it is 2, and without them 1
 MOST_LAYERS, MOST_EXPERTS = 1000, 1 << 14
 
 
@@ -43,8 +34,9 @@ class Manifest:
     """Everything known about a pack without reading its weights."""
 
     model_hash: str  # identity of the model it was made from
-    format: str  # of the experts: a name of core.memory.codec.FORMATS
-    numbers: Numbers  # number types in the blobs
+    kinds: tuple[Kind, ...]  # how experts are stored, in the order of the first layer of each
+    kind_of: tuple[int, ...]  # of each layer: its place in `kinds`
+    numbers: Numbers  # number types in the blobs, where a format does not prescribe them
     layers: int  # MoE layers, with the heads' own, which are the last
     experts: int  # in each
     top_k: int
@@ -52,9 +44,6 @@ class Manifest:
     is_transposed: bool
     has_gate: bool
     is_concatenated: bool
-    layout: Layout  # of one expert's blob, as its codec has it
-    segments: tuple[SegmentLayout, ...]  # how blobs are cut on disk; () = not cut
-    padded_bytes: int  # from one expert to the next in a file
     files: Mapping[str, PackFile]
     sums: tuple[tuple[int, ...], ...]  # zlib.crc32 of every padded blob, by layer and expert
     source: Mapping[str, str]  # kind, label, name, hash of what was imported
@@ -63,16 +52,36 @@ class Manifest:
     created: str  # ISO 8601
     heads: int = 0  # of the layers: those of heads that predict further tokens, which no pass over the model computes
 
+    def kind(self, layer: int) -> Kind:
+        """How a layer's experts are stored."""
+        return self.kinds[self.kind_of[layer]]
+
+    @property
+    def formats(self) -> tuple[str, ...]:
+        """The name of each layer's formats."""
+        return tuple(self.kinds[at].format for at in self.kind_of)
+
+    @property
+    def format(self) -> str:
+        """What the experts are held in, for display."""
+        return label_of(self.formats)
+
     @property
     def blob_bytes(self) -> int:
-        """Bytes of one expert in its codec's layout."""
-        return self.layout.bytes
+        """Bytes of the largest expert in its codec's layout."""
+        return max(one.blob_bytes for one in self.kinds)
+
+    @property
+    def padded_bytes(self) -> int:
+        """Bytes of the largest expert in its file."""
+        return max(one.padded_bytes for one in self.kinds)
 
     @property
     def identity(self) -> dict[str, Any]:
         """The values an interrupted import must share to be resumed: see `identity_of`."""
-        top = self.segments[0].stop if self.segments else 0
-        return identity_of(self.model_hash, self.format, self.numbers, top, self.moestro, self.heads)
+        segments = self.kinds[0].segments
+        top = segments[0].stop if segments else 0
+        return identity_of(self.model_hash, self.formats, self.numbers, top, self.moestro, self.heads)
 
     @property
     def total(self) -> int:
@@ -85,42 +94,25 @@ class Manifest:
         return sum(entry.bytes for entry in self.files.values())
 
     @property
-    def cutter(self) -> Segments | None:
-        """Joins the segments of a blob; None when blobs are not cut."""
-        stops = [one.stop for one in self.segments]
-        return Segments(self.layout, self.expert_parts, stops) if self.segments else None
-
-    @property
     def expert_parts(self) -> ExpertParts:
         """How the model lays out an expert."""
         return ExpertParts(self.parts, self.is_transposed, self.has_gate, self.is_concatenated)
 
-    def cut(self, blocks: int) -> Segments | None:
-        """Cuts whole blobs into equal blocks; None for one. Raises SettingError where they cannot be."""
-        if blocks == 1:
-            return None
-        return Segments(self.layout, self.expert_parts, stops_of(self.expert_parts, FORMATS[self.format].grain, blocks))
-
-    def codec(self, dtype: torch.dtype, device: torch.device, blocks: int = 1) -> Codec:
-        """The codec of the blobs, or of so many equal blocks of them, computing in `dtype` on `device`. Raises
-        ModelError when this version of Moestro uses another layout for the format, SettingError where experts cannot
-        be cut into as many blocks."""
-        codec = in_blocks(
-            self.format, experts=self.expert_parts, blocks=blocks, dtype=dtype, device=device, stored=self.numbers
-        )
-        if codec.expert_layout != self.layout:
-            raise ModelError(
-                f"This pack holds its experts as {self.format} in a layout that this version of Moestro "
-                "does not read. Import the model again."
-            )
-        return codec
+    def codecs(self, dtype: torch.dtype, device: torch.device, blocks: int = 1) -> LayerCodecs:
+        """The codecs of the blobs, or of so many equal blocks of them, computing in `dtype` on `device`. Raises
+        ModelError when this version of Moestro uses another layout for a format, SettingError where experts cannot be
+        cut into as many blocks."""
+        made = [one.codec(self.expert_parts, self.numbers, dtype, device, blocks) for one in self.kinds]
+        return LayerCodecs([made[at] for at in self.kind_of], self.experts)
 
     def dump(self) -> str:
         """The manifest file's text, with a digest over its content."""
+        version = version_of(self.formats, self.heads)
+        kind = self.kinds[0].dump() if version < VERSION else {}
         body = {
-            "pack": VERSION if self.heads else 1,
+            "pack": version,
             "model_hash": self.model_hash,
-            "format": self.format,
+            **({"format": kind["format"]} if kind else {}),
             "numbers": numbers_json(self.numbers),
             "layers": self.layers,
             "experts": self.experts,
@@ -129,18 +121,15 @@ class Manifest:
             "is_transposed": self.is_transposed,
             "has_gate": self.has_gate,
             "is_concatenated": self.is_concatenated,
-            "blob": layout_json(self.layout),
-            "segments": [
-                {"neurons": [s.start, s.stop], "offset": s.offset, **layout_json(s.layout)} for s in self.segments
-            ],
-            "padded_bytes": self.padded_bytes,
+            **{name: value for name, value in kind.items() if name != "format"},
             "files": {n: e._asdict() for n, e in sorted(self.files.items())},
             "crc32": [list(layer) for layer in self.sums],
             "source": dict(self.source),
             "exact": dict(self.exact),
             "moestro": self.moestro,
             "created": self.created,
-            **({"heads": self.heads} if self.heads else {}),
+            **({"heads": self.heads} if self.heads or not kind else {}),
+            **({} if kind else {"kinds": [one.dump() for one in self.kinds], "layer_kinds": [*self.kind_of]}),
         }
         lines = ",\n".join(f"  {json.dumps(key)}: {json.dumps(value)}" for key, value in body.items())
         return f'{{\n{lines},\n  "digest": "{_digest(body)}"\n}}\n'
@@ -178,21 +167,25 @@ class Manifest:
 
     @classmethod
     def _of(cls, body: CheckedObject) -> Manifest:
+        alike = "kinds" not in body.names()  # as in all older packs
         new = [] if "heads" in body.names() else ["heads"]  # which older packs have none of
-        body.only("pack", *(f.name for f in fields(cls) if f.name not in ("layout", "sums", *new)), "blob", "crc32")
+        own = [f.name for f in fields(cls) if f.name not in ("sums", "kinds", "kind_of", *new)]
+        body.only("pack", *own, "crc32", *(Kind.NAMES if alike else ("kinds", "layer_kinds")))
         numbers, parts, files = body.object("numbers"), body.object("parts"), body.object("files")
         numbers.only(*(f.name for f in fields(Numbers)))
         layers, experts = body.whole("layers", 1, MOST_LAYERS), body.whole("experts", 1, MOST_EXPERTS)
         return cls(
             model_hash=body.text("model_hash"),
-            format=body.text("format"),
+            kinds=(Kind.load(body),) if alike else tuple(Kind.of(one) for one in body.values("kinds")),
+            kind_of=(0,) * layers
+            if alike
+            else tuple(whole(at, "layer_kinds", 0, MOST_LAYERS) for at in body.values("layer_kinds")),
             layers=layers,
             experts=experts,
             top_k=body.whole("top_k", 1, experts),
             is_transposed=body.flag("is_transposed"),
             has_gate=body.flag("has_gate"),
             is_concatenated=body.flag("is_concatenated"),
-            padded_bytes=body.whole("padded_bytes", 1),
             source=body.texts("source"),
             exact=body.texts("exact"),
             moestro=body.text("moestro"),
@@ -203,8 +196,6 @@ class Manifest:
                 name: PartSpec(parts.object(name).shape("shape"), parts.object(name).dtype("dtype", FLOATS))
                 for name in parts.names()
             },
-            layout=layout_from(body.object("blob")),
-            segments=tuple(segment_from(CheckedObject(s, "segments.")) for s in body.values("segments")),
             files={name: file_from(files.object(name)) for name in files.names()},
             sums=tuple(sums_from(layer) for layer in body.values("crc32")),
         )
@@ -213,25 +204,17 @@ class Manifest:
         """Raises InvalidValue when the fields contradict each other."""
         if "label" not in self.source:
             raise InvalidValue("its source.label is missing")
-        if self.format not in FORMATS:
-            raise InvalidValue(f"its format is {self.format!r:.60}, which there is not")
         if not any(name.startswith("down") and spec.is_weight for name, spec in self.parts.items()):
             raise InvalidValue("none of its parts is the matrix that ends an expert (down)")
-        check_layout(self.layout, "blob")
-        size, experts = self.layout.bytes, self.expert_parts
-        if self.segments:
-            try:
-                cutter = self.cutter
-            except (LookupError, ValueError, RuntimeError, ArithmeticError):
-                cutter = None
-            if cutter is None or cutter.segments != self.segments or self.segments[-1].stop != inner_of(experts):
-                raise InvalidValue("its segments do not make up its experts")
-            size = cutter.bytes
-        if self.padded_bytes != page_up(size):
-            raise InvalidValue(f"its padded_bytes is {self.padded_bytes:,}, and its experts have {size:,} bytes")
+        if len(self.kind_of) != self.layers or [*dict.fromkeys(self.kind_of)] != [*range(len(self.kinds))]:
+            raise InvalidValue(f"its layer_kinds do not say which of {len(self.kinds)} kinds each layer has")
+        for kind in self.kinds:
+            kind.check(self.expert_parts)
+        if len({tuple(one.stop for one in kind.segments) for kind in self.kinds}) > 1:
+            raise InvalidValue("its segments differ between layers")
         if len(self.sums) != self.layers or any(len(layer) != self.experts for layer in self.sums):
             raise InvalidValue(f"its crc32 are not those of {self.layers} x {self.experts} experts")
-        wanted = {layer_file(n): self.experts * self.padded_bytes for n in range(self.layers)}
+        wanted = {layer_file(n): self.experts * self.kind(n).padded_bytes for n in range(self.layers)}
         for name, entry in self.files.items():
             if not is_file_name(name) or name == NAME:
                 raise InvalidValue(f"it names the file {name[:100]!r}, which cannot be one of its own")
@@ -242,17 +225,24 @@ class Manifest:
 
 
 def identity_of(
-    model_hash: str, format: str, numbers: Numbers, top: int, moestro: str, heads: int = 0
+    model_hash: str, formats: Sequence[str], numbers: Numbers, top: int, moestro: str, heads: int = 0
 ) -> dict[str, Any]:
-    """Identifies an import: imports with equal identity write equal bytes. `top` = neurons of the top segment, or 0."""
+    """Identifies an import: imports with equal identity write equal bytes. `formats`: the name of each layer's; `top` =
+    neurons of the top segment, or 0."""
     return {
-        "pack": VERSION if heads else 1,
+        "pack": version_of(formats, heads),
         "model_hash": model_hash,
-        "format": format,
+        "format": formats[0] if len({*formats}) == 1 else " ".join(formats),
         "numbers": numbers_json(numbers),
         "top": top,
         "moestro": moestro,
     }
+
+
+def version_of(formats: Sequence[str], heads: int) -> int:
+    """The version of a pack: the lowest that can say what it has."""
+    mixed = len({*formats}) > 1 or BETWEEN in formats[0]
+    return VERSION if mixed else 2 if heads else 1
 
 
 def pack_at(path: Path) -> bool:

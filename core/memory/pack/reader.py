@@ -6,10 +6,13 @@ import logging
 import threading
 import zlib
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 
 from core.errors import ModelError
+from core.memory.codec.segments import ExpertParts, Segments
+from core.memory.pack.kind import Kind
 from core.memory.pack.manifest import layer_file
 from core.memory.pack.pagefile import PageFile
 from core.memory.pack.remedies import changed, damaged, unreadable
@@ -17,6 +20,27 @@ from core.memory.pack.verify import check
 from core.memory.pages import PAGE, aligned, page_up
 
 log = logging.getLogger("moestro.pack")
+
+
+class _Form(NamedTuple):
+    """How blobs of a kind are turned into `blocks`: joined from how they are `stored`, and cut as they are `given`;
+    None where that is not needed."""
+
+    blocks: int
+    stored: Segments | None
+    given: Segments | None
+
+    @property
+    def as_stored(self) -> bool:
+        """Whether they are given as they are stored."""
+        return self.stored is None and self.given is None
+
+
+def _form(kind: Kind, experts: ExpertParts, blocks: int) -> _Form:
+    stored, given = kind.cutter(experts), kind.cut(experts, blocks)
+    if stored is not None and given is not None and stored.segments == given.segments:
+        return _Form(blocks, None, None)
+    return _Form(blocks, stored, given)
 
 
 class PackReader:
@@ -31,9 +55,7 @@ class PackReader:
         """`blocks`: equal blocks, one after the other, that blobs are given in, however they are stored."""
         self.path = Path(path)
         self.manifest = check(self.path)
-        self._blocks, self._stored, self._given = blocks, self.manifest.cutter, self.manifest.cut(blocks)
-        if self._stored is not None and self._given is not None and self._stored.segments == self._given.segments:
-            self._stored = self._given = None  # nothing to do
+        self._forms = [_form(kind, self.manifest.expert_parts, blocks) for kind in self.manifest.kinds]
         self._checked = bytearray(self.manifest.total)
         self._lock, self._bytes_read = threading.Lock(), 0
         self._scratch = threading.local()
@@ -61,13 +83,17 @@ class PackReader:
 
     @property
     def blob_bytes(self) -> int:
-        """Bytes of one expert in its codec's layout."""
+        """Bytes of the largest expert in its codec's layout."""
         return self.manifest.blob_bytes
 
     @property
     def padded_bytes(self) -> int:
-        """Bytes read from disk per expert: whole pages."""
+        """Bytes read from disk for the largest expert: whole pages."""
         return self.manifest.padded_bytes
+
+    def padded_of(self, eid: int) -> int:
+        """Bytes read from disk for an expert: whole pages."""
+        return self.manifest.kind(eid // self.manifest.experts).padded_bytes
 
     @property
     def bytes_read(self) -> int:
@@ -77,13 +103,13 @@ class PackReader:
     @property
     def row_bytes(self) -> int:
         """Bytes of a buffer that `read_into` can use for itself: whole pages."""
-        return max(self.padded_bytes, page_up(self._given.bytes) if self._given is not None else 0)
+        return max(self.padded_bytes, *[0 if one.given is None else page_up(one.given.bytes) for one in self._forms])
 
     def read_into(self, eid: int, buffer: torch.Tensor, blocks: range | None = None) -> int:
         """Read one expert's blob, or only some of its blocks, to their places from the start of `buffer` on (uint8
         [>= blob_bytes], CPU) -> the bytes read from disk. Its other bytes are undefined.
 
-        A page-aligned buffer of padded_bytes or more is read into directly, up to padded_bytes; any other needs an
+        A page-aligned buffer with room for all of its pages is read into directly, and no further; any other needs an
         extra copy. An expert that is stored otherwise than in these blocks is read as a whole, and so is every expert
         at first, to be verified. Raises ModelError when the disk read fails or the checksum does not match, IndexError.
         """
@@ -91,28 +117,29 @@ class PackReader:
         if not 0 <= eid < manifest.total:
             raise IndexError(f"the pack has no expert {eid}")
         layer, expert = divmod(eid, manifest.experts)
-        fits = buffer.numel() >= self.padded_bytes and (buffer.data_ptr() % PAGE == 0 or not self.direct)
-        as_stored = self._stored is None and self._given is None
-        into = buffer[: self.padded_bytes] if fits and as_stored else self._bounce()
-        if blocks is not None and len(blocks) < self._blocks and as_stored and self._is_checked(layer, expert):
-            size = manifest.segments[0].layout.bytes
+        kind, form = manifest.kind(layer), self._forms[manifest.kind_of[layer]]
+        padded = kind.padded_bytes
+        fits = buffer.numel() >= padded and (buffer.data_ptr() % PAGE == 0 or not self.direct)
+        into = buffer[:padded] if fits and form.as_stored else self._bounce()[:padded]
+        if blocks is not None and len(blocks) < form.blocks and form.as_stored and self._is_checked(layer, expert):
+            size = kind.segments[0].layout.bytes
             used = slice(blocks.start * size // PAGE * PAGE, page_up(blocks.stop * size))
         else:
-            used = slice(0, self.padded_bytes)
+            used = slice(0, padded)
         self._read(layer, expert, into, used)
-        if as_stored:
+        if form.as_stored:
             if not fits:
                 stop = min(used.stop, len(buffer))
                 buffer[used.start : stop].copy_(into[used.start : stop])
             return used.stop - used.start
-        whole = buffer if self._given is None else torch.empty(manifest.blob_bytes, dtype=torch.uint8)
-        if self._stored is not None:
-            self._stored.join(into, whole[: manifest.blob_bytes])
+        whole = buffer if form.given is None else torch.empty(kind.blob_bytes, dtype=torch.uint8)
+        if form.stored is not None:
+            form.stored.join(into, whole[: kind.blob_bytes])
         else:
             whole = into
-        if self._given is not None:
-            buffer[: self._given.bytes].copy_(self._given.cut(whole[: manifest.blob_bytes]))
-        return self.padded_bytes
+        if form.given is not None:
+            buffer[: form.given.bytes].copy_(form.given.cut(whole[: kind.blob_bytes]))
+        return padded
 
     def _bounce(self) -> torch.Tensor:
         """The calling thread's bounce buffer of whole pages."""
@@ -130,8 +157,9 @@ class PackReader:
     def _read(self, layer: int, expert: int, buffer: torch.Tensor, used: slice) -> None:
         """Read a range of whole pages of a padded blob, all of it unless the blob is checked."""
         file, raw, before = self.path / layer_file(layer), buffer[used].numpy().data, self._stamps[layer]
+        padded = self.manifest.kind(layer).padded_bytes
         try:
-            self._files[layer].read(raw, expert * self.padded_bytes + used.start)
+            self._files[layer].read(raw, expert * padded + used.start)
         except EOFError as error:
             raise ModelError(
                 changed(file, f": {error}") if self._was_written(layer) else damaged(file, f": {error}")
@@ -142,8 +170,8 @@ class PackReader:
             self._bytes_read += len(raw)
         eid = layer * self.manifest.experts + expert
         written = self._was_written(layer)
-        if len(raw) < self.padded_bytes and not self._checked[eid]:  # written to during the read
-            self._read(layer, expert, buffer, slice(0, self.padded_bytes))
+        if len(raw) < padded and not self._checked[eid]:  # written to during the read
+            self._read(layer, expert, buffer, slice(0, padded))
         elif not self._checked[eid]:
             if zlib.crc32(raw) != self.manifest.sums[layer][expert]:
                 how = f": expert {expert} of MoE layer {layer} is not what was written"

@@ -105,7 +105,7 @@ def verify(pack: Path, progress: Callable[[str, int, int], None] = lambda text, 
 
 def _blobs(file: Path, manifest: Manifest, layer: int) -> Iterator[tuple[int, str]]:
     """Yields (bytes read so far, the problem or "") after every expert of a layer."""
-    size = manifest.padded_bytes
+    size = manifest.kind(layer).padded_bytes
     buffer = aligned(size).numpy().data
     pages = PageFile(file)
     try:

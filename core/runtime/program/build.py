@@ -34,20 +34,20 @@ class Builder:
     def __init__(
         self,
         form: Form,
-        kernels: ExpertKernels,
+        kernels: Sequence[ExpertKernels],
         memory: Memory,
         texts: Sequence[Text],
         plan: RouterPlan | None = None,
         holds: bool = False,
     ) -> None:
-        """`plan`, for one row: other routers are asked about each layer's state, and their experts looked up, too.
-        `holds`: states stay as they are, until `Built.settle`."""
+        """`kernels`: those of each MoE layer. `plan`, for one row: other routers are asked about each layer's state,
+        and their experts looked up, too. `holds`: states stay as they are, until `Built.settle`."""
         self._form, self._kernels, self._memory, self._plan = form, kernels, memory, plan
         self.holds, self.later = holds, list[Work]()
         self.texts: Sequence[Text] = [placed(text, at) for at, text in enumerate(texts)]
         self._routings, self._rests = list[Routing](), [one.rest for one in form.layers if isinstance(one.rest, Routed)]
         self.count = sum([text.rows for text in texts])
-        self._few = self.count <= row_steps.MOST and kernels.blocks == 1  # their slots are looked up
+        self._few = self.count <= row_steps.MOST and kernels[0].blocks == 1  # their slots are looked up
         rows = [text.rows for text in texts]
         mixing, layers = sum([layer.mixer.steps_of(rows) for layer in form.layers]), len(form.layers) + 1
         asking = 0 if plan is None else layers * ASKING * (1 + min(plan.distance, layers))
@@ -151,13 +151,12 @@ class Builder:
         answers = routers.ask(self, plan, rests, at, states) if plan is not None else None
         routed = looked = end = len(steps)
         if self._few:
-            memory = self._memory.at(
-                "experts", self._kernels.token_memory(row_steps.MOST * rule.chosen, row_steps.MOST)
-            )
+            kernels = self._kernels[rest.site.index]
+            memory = self._memory.at("experts", kernels.token_memory(row_steps.MOST * rule.chosen, row_steps.MOST))
             x, total = self._rows.normed, self._rows.delta
         if self._few and count > 1:
             given_rows = row_steps.LayerRows(x, ids, weights, total, rest.site.index * rule.experts, rule.experts)
-            looked = row_steps.add(steps, self._kernels, given_rows, self._table, memory)
+            looked = row_steps.add(steps, kernels, given_rows, self._table, memory)
             end = len(steps)
         elif self._few:
             slots = routers.find(steps, rest, ids, self._table)
@@ -167,7 +166,7 @@ class Builder:
                 routers.find(steps, rests[0], self._routings[0].ids, self._table)
             looked = len(steps)
             given = x.data_ptr(), weights.data_ptr(), slots, total.data_ptr(), memory
-            steps.extend(self._kernels.token(steps, rule.chosen, *given))
+            steps.extend(kernels.token(steps, rule.chosen, *given))
             end = len(steps)
         return routing._replace(answers=answers, routed=routed, looked=looked, end=end)
 

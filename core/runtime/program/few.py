@@ -29,7 +29,7 @@ class SlotsOf:
 
     def until(self, one: LeasedSegment) -> list[int]:
         """Those of an expert's blocks until the last one of this segment."""
-        slots = [slot.parts.at for slot in one.slots]
+        slots = [slot.at for slot in one.slots]
         if len(slots) == self._blocks:
             return slots
         found = self._found.setdefault(one.expert, [])
@@ -91,7 +91,7 @@ class FewRows:
     def _compute_whole(self, batch: Sequence[LeasedSegment]) -> None:
         """Compute the only row with all of its experts, and their sum."""
         ordered = sorted(batch, key=lambda one: self._pairs[one.expert])
-        self._rows.whole.run([slot.parts.at for one in ordered for slot in one.slots])
+        self._rows.whole.run([slot.at for one in ordered for slot in one.slots])
         self._places, self._summed = array("q", range(self._chosen)), True
 
     def _compute_part(self, one: LeasedSegment) -> None:
@@ -152,7 +152,7 @@ def fast_all_hits(
     row = row_steps(math, 1, len(segments))
     row.x.copy_(hidden)
     row.weights.copy_(weights)
-    row.whole.run([slot.parts.at for one in segments for slot in one.slots])
+    row.whole.run([slot.at for one in segments for slot in one.slots])
     if tap is not None:
         tap(row.out)
     return row.total.to(hidden.dtype)

@@ -54,7 +54,8 @@ class Hits(Protocol):
 class Program:
     """For one model. One pass at a time."""
 
-    def __init__(self, form: Form, kernels: ExpertKernels) -> None:
+    def __init__(self, form: Form, kernels: Sequence[ExpertKernels]) -> None:
+        """`kernels`: those of each MoE layer's experts."""
         self.form, self.kernels = form, kernels
         self._parts, self._memory = self.form.parts, Memory()
         self._kept: dict[object, Built] = {}

@@ -40,7 +40,7 @@ class Case(NamedTuple):
     @property
     def wanted(self) -> torch.Tensor:
         """[out, in] by torch."""
-        return self.codec.weight(self.slot.weights["down_proj"])
+        return self.codec.weight("down_proj", self.slot.weights["down_proj"])
 
 
 def case(name: str, outputs: int, inputs: int, dtype: torch.dtype, stored: Numbers | None = None) -> Case:

@@ -42,7 +42,7 @@ def test_what_landed_together_is_computed_together() -> None:
 
 def test_an_expert_in_blocks_has_all_of_its_slots_once_the_last_one_is_there() -> None:
     def part(first: int, at: list[int]) -> Any:
-        slots = [SimpleNamespace(parts=SimpleNamespace(at=one)) for one in at]
+        slots = [SimpleNamespace(at=one) for one in at]
         return LeasedSegment(7, Segment(7, range(first, first + len(at))), slots, Outcome.HIT, None)  # type: ignore[arg-type]
 
     slots = SlotsOf(3)

@@ -53,7 +53,7 @@ def test_sums_are_those_of_each_row(data: st.DataObject, rows: int, chosen: int,
     ids = [data.draw(some) for _ in range(rows)]
     if drops:
         ids[0][0] = NOTHING
-    slots = [Slot(i, torch.full((16,), i + 2, dtype=torch.uint8), None) for i in range(EXPERTS)]  # type: ignore[arg-type]
+    slots = [Slot(i, torch.full((16,), i + 2, dtype=torch.uint8)) for i in range(EXPERTS)]
     math, factors = object.__new__(GpuMath), Factors(slots)
     math.gpu = factors  # type: ignore[assignment]
     x, weights = torch.randn(rows, WIDTH), torch.rand(rows, chosen)

@@ -1,9 +1,9 @@
-"""Chooses the format that suits a GGUF model's experts best, and describes the effect on each part.
+"""Chooses the formats that suit a GGUF model's experts best, and describes the effect on each part.
 
-Files mix types: a "Q4_K_M" has Q4_K, and Q6_K for some layers' down projections. A pack has one format for all experts,
-so the type of most weights decides (in a tie, the one with more bits); the rest is requantised. For Q4_K_M that means
-q4_k at 4.6 bits per weight: the sixth of the weights that had 6.6 bits is reduced to 4. int8-g32 would keep nearly
-all of it, at 8.5 bits per weight.
+Files mix types: a "Q4_K_M" has Q4_K, and Q6_K for some layers' down projections. So each matrix of a layer's experts
+has a format of its own: the one that holds its type. Gate and up are one matrix; where their types differ, and no
+format holds both, the type of most of its weights decides (in a tie, the one with more bits), and the rest is
+requantised.
 """
 
 import math
@@ -16,8 +16,8 @@ import torch
 from core.importing.sources.gguf.blocks import EXACT, HELD
 from core.importing.sources.gguf.layout import routed
 from core.importing.sources.gguf.tensors import PLAIN
-from core.memory.codec.formats import Numbers
-from core.settings.formats import FORMATS
+from core.memory.codec.formats import Numbers, name_of
+from core.settings.formats import FORMATS, Format
 from core.system.gguf import TensorInfo
 
 FINE = {"Q5_1": "int8-g32"}
@@ -27,37 +27,64 @@ NARROW = {"Q6_K": "int8-g32", "Q5_K": "int8-g32", "Q4_K": "int4-g32", "IQ4_XS": 
 kept, and their scales rounded."""
 NEARLY_ALL = 0.9
 """Share of the weights from which on a format of less than 4 bits is taken."""
+BESIDE_CODES = "int8-g32"
+"""For plain numbers, where the expert's other matrix is in codes."""
 COARSE = "iq4_nl"
 """For the others, of less than 4 bits, when nothing else asks for 4 bits. Measured on normally distributed weights,
 relative to them: Q3_K is off by .151, as iq4_nl by .166 (int4-g32 .167, int3 .212); Q2_K .296, .302 (.301, .333)."""
 
 
 class FormatChoice(NamedTuple):
-    """`format` suits the experts best; `exact`: it holds most of their codes unchanged; `numbers` for its blobs."""
+    """`formats` suit the experts best, by MoE layer (`core.memory.codec.formats.formats_of`); `exact`: they hold some
+    of their codes unchanged; `numbers` for the blobs."""
 
-    format: str
+    formats: tuple[str, ...]
     exact: bool
     numbers: Numbers
     notes: tuple[str, ...]  # one per kind of part: types, and how they are converted
 
+    @property
+    def alike(self) -> str | None:
+        """The format of all matrices of all layers, if there is one."""
+        return self.formats[0] if len({*self.formats}) == 1 and self.formats[0] in FORMATS else None
+
 
 def choose_format(entries: Mapping[str, TensorInfo], moe_layers: Sequence[int]) -> FormatChoice:
-    """Choose by the number of weights of each type in the routed experts' matrices."""
-    weights: Counter[str] = Counter()
-    inputs = 0  # the greatest number that divides all
-    types: dict[str, Counter[str]] = {part: Counter() for part in ("gate", "up", "down")}
+    """Choose by the number of weights of each type in each matrix of a layer's routed experts."""
+    formats, exact, plain = list[str](), False, set[torch.dtype]()
+    found: dict[str, Counter[tuple[str, str]]] = {part: Counter() for part in ("gate", "up", "down")}
     for layer in moe_layers:
-        for part, pieces in routed(entries, layer).items():
-            for piece in pieces:
-                entry = entries[piece.name]
-                weights[entry.type] += torch.Size(entry.shape).numel()
-                inputs = math.gcd(inputs, entry.shape[-1])
-                types[part][entry.type] += 1
-    best = best_format(weights, inputs)
-    exact = any(best == "checkpoint" if type in PLAIN else _keeps(best, type) for type in weights)
-    plain = [PLAIN[type] for type in weights if type in PLAIN]
-    weight = plain[0] if len(plain) == 1 else torch.float32
-    return FormatChoice(best, exact, Numbers(weight, torch.float16, torch.float16), _notes(types, best))
+        pieces = {part: [entries[one.name] for one in some] for part, some in routed(entries, layer).items()}
+        chosen = _of_one_kind([*pieces.get("gate", []), *pieces["up"]], pieces["down"])
+        formats.append(name_of({"up": chosen[0], "down": chosen[1]}))
+        for part, some in pieces.items():
+            format = chosen[part == "down"].name
+            found[part].update((one.type, conversion(one.type, format)) for one in some)
+            types = {one.type for one in some}
+            exact |= any(format == "checkpoint" if type in PLAIN else _keeps(format, type) for type in types)
+            plain |= {PLAIN[type] for type in types if type in PLAIN}
+    weight = plain.pop() if len(plain) == 1 else torch.float32
+    return FormatChoice(tuple(formats), exact, Numbers(weight, torch.float16, torch.float16), _notes(found))
+
+
+def _of_one_kind(first: Sequence[TensorInfo], down: Sequence[TensorInfo]) -> tuple[Format, Format]:
+    """The formats of an expert's two matrices, which are put together of these: in codes both, or neither."""
+    chosen = _matrix(first), _matrix(down)
+    if chosen[0].is_plain == chosen[1].is_plain:
+        return chosen
+    coded = FORMATS[BESIDE_CODES if math.gcd(*(one.shape[-1] for one in (*first, *down))) % 32 == 0 else "int8"]
+    return (coded, chosen[1]) if chosen[0].is_plain else (chosen[0], coded)
+
+
+def _matrix(pieces: Sequence[TensorInfo]) -> Format:
+    """The format for a matrix that is put together of these: one that holds all of their types, or else the best."""
+    weights: Counter[str] = Counter()
+    for piece in pieces:
+        weights[piece.type] += torch.Size(piece.shape).numel()
+    inputs = math.gcd(*(piece.shape[-1] for piece in pieces))
+    held = [FORMATS[HELD[type]] for type in weights if type in HELD]
+    fit = [one for one in held if inputs % (one.grain or 1) == 0 and all(map(one.holds, held))]
+    return fit[0] if len(held) == len(weights) and fit else FORMATS[best_format(weights, inputs)]
 
 
 def best_format(weights: Mapping[str, int], inputs: int = 0) -> str:
@@ -101,15 +128,15 @@ def _holds(format: str, type: str) -> bool:
     return type in HELD and FORMATS[format].holds(FORMATS[HELD[type]])
 
 
-def _notes(types: Mapping[str, Counter[str]], format: str) -> tuple[str, ...]:
+def _notes(found: Mapping[str, Counter[tuple[str, str]]]) -> tuple[str, ...]:
+    """`found`: by part, types and how they are converted."""
     notes = []
-    for part, counts in types.items():
+    for part, counts in found.items():
         if not counts:
             continue  # experts without gates
         total = counts.total()
         kinds = [
-            f"{type}{'' if n == total else f' ({n} of {total})'}: {conversion(type, format)}"
-            for type, n in counts.most_common()
+            f"{type}{'' if n == total else f' ({n} of {total})'}: {how}" for (type, how), n in counts.most_common()
         ]
         notes.append(f"{part}: {'; '.join(kinds)}")
     return tuple(notes)

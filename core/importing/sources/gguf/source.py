@@ -27,7 +27,7 @@ ENDS = ("eos", "eot", "eom")  # tokens that end an answer, by their names in met
 
 @dataclass
 class GgufSource(Source):
-    """`notes`: for each kind of part, its stored types and how they are converted to `best_format`."""
+    """`notes`: for each kind of part, its stored types and how they are converted to `formats`."""
 
     header: Header = field(default_factory=lambda: Header({}, {}))
     parts: tuple[Path, ...] = ()
@@ -87,19 +87,20 @@ def open_gguf(path: Path) -> GgufSource:
         raise damaged(files[0], f"its tensors do not fit together ({reason(error)})") from error
     if why := wrong(config):
         raise damaged(files[0], why)
-    dense = _dense_dtype(header)
+    dense, alike = _dense_dtype(header), kept.alike
     return GgufSource(
         path=path,
         kind="gguf",
         label=label(header, kept),
         config=config,
         tensors=GgufTensors(OpenFiles(files), entries, made, dense, factors),
-        exact_format=kept.format if kept.exact else None,
-        numbers=kept.numbers if kept.exact else None,
+        exact_format=alike if kept.exact else None,
+        numbers=kept.numbers if kept.exact or alike is None else None,
         dense_dtype=dense,
         header=header,
         parts=files,
-        best_format=kept.format,
+        best_format=alike,
+        formats=kept.formats,
         notes=kept.notes,
         passed_over={name: entry.bytes for name, entry in entries.items() if layer_of(name) >= facts.layers},
     )

@@ -11,7 +11,7 @@ from core.errors import ModelError
 from core.hf.tensors import TensorShape
 from core.importing.sources.gguf.blocks import decode
 from core.importing.sources.gguf.files import OpenFiles
-from core.memory.codec.coded import QuantizedTensor
+from core.memory.codec.coded import QuantizedTensor, alike
 from core.memory.codec.formats import format_of
 from core.system.gguf import TensorInfo, gguf_package
 
@@ -88,8 +88,8 @@ class GgufTensors:
         if not recipe.is_expert or (row is not None and not self._is_stack(recipe)):
             return None
         parts = [self._coded(p, recipe.expert if row is None else row) for p in recipe.pieces]
-        codes = [part for part in parts if part is not None]
-        if len(codes) < len(parts) or any(c.format != codes[0].format for c in codes):
+        codes = alike([part for part in parts if part is not None]) if None not in parts else ()
+        if not codes:
             return None
 
         def merge(planes: Sequence[torch.Tensor]) -> torch.Tensor:

@@ -36,13 +36,13 @@ def fields(one: Matrix) -> tuple[int, ...]:
 def portable(codec: Codec) -> Codec:
     """A codec for the same slots that computes on the CPU by the reference: for trials and tests."""
     assert isinstance(codec, Base)
-    kind: type[Plain] | type[Grouped] = Plain if codec.format.is_plain else Grouped
-    return kind(codec.format, codec.specs, codec.dtype, torch.device("cpu"), codec.is_transposed, codec.numbers)
+    kind: type[Plain] | type[Grouped] = Plain if codec.is_plain else Grouped
+    return kind(codec.formats, codec.specs, codec.dtype, torch.device("cpu"), codec.is_transposed, codec.numbers)
 
 
 def scratch_bytes(codec: Codec) -> int:
     """Peak device memory of dequantised weights, for a prompt; must be counted in the budget."""
-    if codec.format.is_plain or not isinstance(codec, Base):
+    if codec.is_plain or not isinstance(codec, Base):
         return 0
     sizes = [out * inputs * codec.dtype.itemsize for out, inputs in map(codec.out_in, codec.weights)]
     return min(max(SCRATCH_BYTES, *sizes), LANES_MOST * max(sizes))
@@ -98,9 +98,10 @@ class SlotKernels:
 
         self._gemv, self._dequantize, self.dtype = gemv, dequantize.dequantize, codec.dtype
         self._launcher, self._launches = launcher, dict[tuple[str, int, bool], Launch]()
-        self.is_plain = codec.format.is_plain
+        self.is_plain = codec.is_plain
         self._matrices = {part: matrix(codec, part) for part in codec.weights}
-        self._table = table(codec.format.table, codec.device) if codec.format.table else None
+        tables = {part: form.table for part, form in codec.formats.items() if form.table}
+        self._tables = {part: table(name, codec.device) for part, name in tables.items()}
         self._number: dict[torch.dtype, Any] = {
             torch.float32: tl.float32,
             torch.float16: tl.float16,
@@ -130,7 +131,7 @@ class SlotKernels:
         stride = 0 if x.shape[0] == 1 else one.inputs
         for first, count, bases in launches([slot.data_ptr() for slot in slots]):
             start, (across, _) = self._launch(part, len(bases))
-            given = (self._table, bases, None, *fields(one)) if one.bits else (bases, None, one.codes.at)
+            given = (self._tables.get(part), bases, None, *fields(one)) if one.bits else (bases, None, one.codes.at)
             states, results = (x[first:] if stride else x, out[first:]) if first else (x, out)
             start[across, count](states, results, *given, bias_at, stride)
         return out
@@ -144,7 +145,7 @@ class SlotKernels:
         bias_at = one.bias.at if one.bias is not None else 0
         out = x.new_empty(len(ids), one.outputs)
         start, (across, _) = self._launch(part, BY_IDS)
-        given = (self._table, table, ids, *fields(one)) if one.bits else (table, ids, one.codes.at)
+        given = (self._tables.get(part), table, ids, *fields(one)) if one.bits else (table, ids, one.codes.at)
         start[across, len(ids)](x, out, *given, bias_at, 0 if x.shape[0] == 1 else one.inputs)
         return out
 
@@ -160,7 +161,7 @@ class SlotKernels:
         for start in range(0, len(slots), step):
             for first, count, bases in launches([slot.data_ptr() for slot in slots[start : start + step]]):
                 launch, (across, down) = self._launch(part, len(bases), dequantize=True)
-                launch[across, count, down](scratch[first:], self._table, bases, *fields(one))
+                launch[across, count, down](scratch[first:], self._tables.get(part), bases, *fields(one))
             yield start, scratch[: len(slots) - start]
 
     def _launch(self, part: str, lanes: int, dequantize: bool = False) -> Launch:
@@ -207,7 +208,7 @@ class SlotKernels:
             "K": one.inputs,
             "G": one.group,
             "BITS": one.bits,
-            "TABLE": self._table is not None,
+            "TABLE": bool(one.table),
             "SCALE": self._type(one.scale),
             "ZERO": self._type(one.zero),
             "ROW": one.row is not None and not one.wide,

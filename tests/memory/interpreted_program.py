@@ -30,14 +30,20 @@ from tests.tiny_tokenizer import save_tokenizer
 
 CONTEXT = 96
 TEXT = torch.randint(3, 120, (6,), generator=torch.Generator().manual_seed(1)).tolist()
-CUTS = {"100%": ([6], [3, 2, 1]), "50%": ([4, 1, 1],)}  # pieces of the text, by the share of experts in slots
-FEW = {"50%": ([3, 1],)}
+Cut = int | tuple[int, int]  # tokens of a piece, and how many of them are taken back, as guesses that were wrong
+CUTS: dict[str, Sequence[list[Cut]]] = {  # pieces of the text, by the share of experts in slots
+    "100%": ([6], [3, 2, 1]),
+    "50%": ([3, 1, (2, 1), 1],),
+}
+FEW: dict[str, Sequence[list[Cut]]] = {"50%": ([3, 1],)}
 OTHERWISE: dict[str, tuple[type, str, dict[str, object]]] = {  # and what must have been called
     "on the host": (GpuRows, "join", {"miss_placement": "host", "host_threads": 0}),
     "by ids": (DeviceStep, "__call__", {"gpu_decode": "device"}),
     "as a graph": (FakeGraph, "replay", {"gpu_decode": "graph"}),
 }
-LAST = {"50%": ([2, 1, 1, 1, 1],)}  # the first token is captured, a replay agrees with the second, others are used
+LAST: dict[str, Sequence[list[Cut]]] = {
+    "50%": ([2, 1, 1, 1, 1],)
+}  # the first token is captured, a replay agrees with the second, others are used
 SMALL: dict[str, Any] = dict(num_hidden_layers=2, num_experts_per_tok=2)
 BF16 = {"dtype": "bfloat16"}
 EXPERTS: dict[str, Any] = dict(num_experts=4, num_local_experts=4, n_routed_experts=4)  # by whatever name
@@ -56,8 +62,53 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {  # what is changed o
         {"format": "int4-g32", **BF16},
     ),
     "flex_olmo": ({"intermediate_size": 32}, {"format": "int4-g32", **BF16}),
-    "glm4_moe": (
+    "gemma4_text": (
+        {
+            "top_k_experts": 2,
+            "moe_intermediate_size": 32,
+            "intermediate_size": 64,
+            "sliding_window": 4,
+            "layer_types": ["sliding_attention", "full_attention"],
+            "final_logit_softcapping": 30.0,
+        },
+        {"format": "int4-g32", **BF16},
+    ),
+    "qwen3_next": (
+        {
+            "layer_types": ["linear_attention", "full_attention"],
+            "moe_intermediate_size": 32,
+            "shared_expert_intermediate_size": 32,
+        },
+        {"format": "int4-g32", **BF16},
+    ),
+    "qwen3_5_moe_text": (
+        {
+            "layer_types": ["linear_attention", "full_attention"],
+            "moe_intermediate_size": 32,
+            "shared_expert_intermediate_size": 32,
+        },
+        {"format": "int8-g32", "dense": "int8-g32", **BF16},
+    ),
+    "deepseek_v3": (
+        {"first_k_dense_replace": 1, "n_group": 2, "topk_group": 1, "moe_intermediate_size": 32},
+        {"format": "int4-g32", "dense": "int4-g32", **BF16},
+    ),
+    "deepseek_v2": (
+        {
+            "n_group": 2,
+            "topk_method": "group_limited_greedy",
+            "q_lora_rank": None,
+            "n_shared_experts": 2,
+            "moe_intermediate_size": 32,
+        },
+        {"format": "checkpoint", "dtype": "float32"},
+    ),
+    "glm4_moe_lite": (
         {"n_group": 1, "topk_group": 1, "moe_intermediate_size": 32},
+        {"format": "mxfp4", **BF16},
+    ),
+    "glm4_moe": (
+        {"n_group": 2, "topk_group": 1, "moe_intermediate_size": 32},
         {"format": "int4-g32", "dense": "int4-g32", **BF16},
     ),
 }
@@ -109,7 +160,7 @@ def counted(patch: pytest.MonkeyPatch, kind: type, name: str) -> list[str]:
 
 def compared(
     arch: str,
-    pieces: Mapping[str, Sequence[list[int]]],
+    pieces: Mapping[str, Sequence[list[Cut]]],
     gpu: Gpu = emulated,
     settings: Mapping[str, object] | None = None,
     **more: int,
@@ -142,16 +193,18 @@ def load(
     return Engine.load(LoadSpec.checked(str(path), Settings(settings), **chosen))
 
 
-def logits(engine: Engine, cuts: Sequence[int]) -> torch.Tensor:
+def logits(engine: Engine, cuts: Sequence[Cut]) -> torch.Tensor:
     """[rows, V] of a text read in pieces: of all rows of each."""
     wiring, at, rows = engine.wiring, 0, []
     kv, pipeline = wiring.pool.take(CONTEXT), wiring.answering
     try:
         for cut in cuts:
-            batch = Batch("decode" if cut == 1 else "prefill", (Share(TEXT[at : at + cut], kv, 1),))
+            count, back = cut if isinstance(cut, tuple) else (cut, 0)
+            batch = Batch("decode" if count == 1 or back else "prefill", (Share(TEXT[at : at + count], kv, 1),))
             pipeline.begin(batch)
-            rows.append(pipeline.forward(batch, cut).cpu())
-            at += cut
+            rows.append(pipeline.forward(batch, count).cpu())
+            kv.memory.take_back(kv, back)
+            at += count - back
         return torch.cat(rows)
     finally:
         pipeline.end()

@@ -16,6 +16,7 @@ import torch
 from core.engine import Engine
 from core.runtime.batch import Batch, Share
 from core.runtime.device_step import DeviceStep
+from core.runtime.kv_cache import KVCache
 from core.runtime.program.gpu.rows import GpuRows
 from core.settings.config import Settings
 from core.settings.loading import LoadSpec
@@ -171,10 +172,11 @@ def compared(
     experts = {name: count for name, count in EXPERTS.items() if name in named}
     with tempfile.TemporaryDirectory() as folder:
         path = save_tokenizer(make_checkpoint(arch, Path(folder), **{**SMALL, **experts, **fields, **more}))
-        wanted = {}
+        wanted: dict[tuple[Cut, ...], torch.Tensor] = {}
         with unloading(load(path, "100%", "cpu", how)) as engine:
-            for cut in {tuple(cut) for cuts in pieces.values() for cut in cuts}:
-                wanted[cut] = logits(engine, cut)
+            for each in {tuple(cut) for cuts in pieces.values() for cut in cuts}:
+                wanted[each] = logits(engine, each)
+            both = together(engine)
         differ = {}
         for budget, cuts in pieces.items():
             with gpu(), unloading(load(path, budget, "cuda", how, settings or {})) as engine:
@@ -182,6 +184,8 @@ def compared(
                 assert hooked.program is not None and engine.arithmetic.name == "fast", engine.arithmetic
                 for cut in cuts:
                     differ[f"{budget} {cut}"] = differing(logits(engine, cut), wanted[tuple(cut)])
+                if budget == "100%":
+                    differ["100% two texts"] = differing(together(engine), both)
         return differ
 
 
@@ -197,6 +201,7 @@ def logits(engine: Engine, cuts: Sequence[Cut]) -> torch.Tensor:
     """[rows, V] of a text read in pieces: of all rows of each."""
     wiring, at, rows = engine.wiring, 0, []
     kv, pipeline = wiring.pool.take(CONTEXT), wiring.answering
+    assert kv is not None
     try:
         for cut in cuts:
             count, back = cut if isinstance(cut, tuple) else (cut, 0)
@@ -209,3 +214,21 @@ def logits(engine: Engine, cuts: Sequence[Cut]) -> torch.Tensor:
     finally:
         pipeline.end()
         wiring.pool.clear()
+
+
+def together(engine: Engine) -> torch.Tensor:
+    """[rows, V] of the beginnings of two texts in one pass, and then of a token each: of two rows, and one."""
+    rows, pipeline = [], engine.wiring.answering
+    memories = [KVCache(engine.model, CONTEXT) for _ in range(2)]  # in a pool there may be room for one
+    kvs = [memory.fresh() for memory in memories]
+    try:
+        for phase, parts, keep in (("prefill", (TEXT[:3], TEXT[3:5]), 2), ("decode", (TEXT[3:4], TEXT[5:]), 1)):
+            shares = tuple([Share(part, kv, n) for n, (part, kv) in enumerate(zip(parts, kvs, strict=True), 1)])
+            batch = Batch("prefill" if phase == "prefill" else "decode", shares)
+            pipeline.begin(batch)
+            rows.append(pipeline.forward(batch, keep).cpu())
+        return torch.cat(rows)
+    finally:
+        pipeline.end()
+        for memory in memories:
+            memory.release()

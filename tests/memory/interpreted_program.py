@@ -128,6 +128,7 @@ def emulated() -> Iterator[None]:
     assert interpreter.launches and not fake.races.found, fake.races.found[:3]
 
 
+WAYS = {"glm4_moe_lite": "as a graph", "qwen3_next": "by ids"}  # of OTHERWISE, of kinds that are not Qwen3-MoE's
 Gpu = Callable[[], AbstractContextManager[None]]
 
 
@@ -135,16 +136,23 @@ def found(which: str) -> dict[str, int]:
     """What differs for some architectures, or of a token after three others where none is named, also by the ways of
     OTHERWISE."""
     if which:
-        each = {arch: compared(arch, CUTS) for arch in which.split(",")}
+        archs = which.split(",")
+        each = {arch: compared(arch, CUTS) | (otherwise(arch, WAYS[arch]) if arch in WAYS else {}) for arch in archs}
         return {f"{arch} {case}": count for arch, one in each.items() for case, count in one.items()}
     differ = compared("qwen3_moe", FEW, settings={"gpu_decode": "host"}, num_hidden_layers=1)
-    for how, (kind, name, settings) in OTHERWISE.items():
-        with pytest.MonkeyPatch.context() as patch:
-            calls = counted(patch, kind, name)
-            one = compared("qwen3_moe", LAST, settings=settings, num_hidden_layers=1)
-        assert len(calls) >= (3 if kind is FakeGraph else 1), how
-        differ |= {f"{case} {how}": count for case, count in one.items()}
+    for how in OTHERWISE:
+        differ |= otherwise("qwen3_moe", how, num_hidden_layers=1)
     return differ
+
+
+def otherwise(arch: str, how: str, **more: int) -> dict[str, int]:
+    """What differs in one of the ways of OTHERWISE, which is asserted to have been taken."""
+    kind, name, settings = OTHERWISE[how]
+    with pytest.MonkeyPatch.context() as patch:
+        calls = counted(patch, kind, name)
+        differ = compared(arch, LAST, settings=settings, **more)
+    assert len(calls) >= (3 if kind is FakeGraph else 1), how
+    return {f"{case} {how}": count for case, count in differ.items()}
 
 
 def counted(patch: pytest.MonkeyPatch, kind: type, name: str) -> list[str]:

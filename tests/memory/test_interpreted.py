@@ -186,9 +186,9 @@ def test_a_model_has_the_bits_that_a_cpu_has() -> None:
 @pytest.mark.parametrize("arch", PROGRAMS)
 def test_the_same_for_every_kind_of_model(arch: str) -> None:
     """With all experts in slots and half of them, the text in one piece, in several, token by token, with a guess that
-    is taken back, and along with another text."""
+    is taken back, and along with another text; of some also by experts' numbers, or as a graph."""
     (differ,) = interpreted(f"interpreted_program:{arch}")
-    assert len(differ) == 4
+    assert len(differ) >= 4
     assert not {case: count for case, count in differ.items() if count}
 
 

@@ -6,6 +6,7 @@ random states, and where both fail the model's own code stays.
 """
 
 import functools
+import inspect
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -68,6 +69,8 @@ def kind_of(module: nn.Module) -> Kind | None:
         return None
     weight = weights[0][1]
     if weight.dim() != 1 or weight.device.type != DEVICE or not weight.is_floating_point():
+        return None
+    if len(inspect.signature(module.forward).parameters) != 1:  # such as gates
         return None
     return Kind(type(module), weight.numel(), epsilon, weight.dtype, weight.device)
 

@@ -11,7 +11,6 @@ import pytest
 import torch
 
 from core.engine import Engine
-from core.errors import ModelError
 from core.hf.discover import ExpertsSite
 from core.hf.quantized_linear import QuantizedLinear
 from core.runtime.batch import Batch, Share
@@ -59,10 +58,12 @@ def tensors(one: Any) -> list[torch.Tensor]:
     return []
 
 
-@pytest.mark.parametrize("arch", ["qwen2_moe", "gpt_oss"])
+@pytest.mark.parametrize("arch", ["qwen2_moe", "gpt_oss", "qwen3_next", "deepseek_v2"])
 def test_what_is_bound_is_where_the_model_is(fake_cuda: FakeCuda, arch: str, tmp_path: Path) -> None:
-    """Shared experts, biases and sinks: every matrix and number is the model's own, on its device."""
-    path = save_tokenizer(make_checkpoint(arch, tmp_path, attention_bias=True, num_hidden_layers=2))
+    """Shared experts, biases and sinks, gates, delta nets and latents: every matrix and number is the model's own, or
+    made of it, on its device."""
+    layers = {"layer_types": ["linear_attention", "full_attention"]} if arch == "qwen3_next" else {}
+    path = save_tokenizer(make_checkpoint(arch, tmp_path, attention_bias=True, num_hidden_layers=2, **layers))
     with engine_on(path, SETTINGS, arithmetic="reference") as engine:
         before = fake_cuda.memory.allocated
         form = bind(engine.model, engine.loaded.sites, CONTEXT, HostCopies(engine.loaded.device))
@@ -91,18 +92,45 @@ def test_without_kernels_the_reference_computes_and_says_why(fake_cuda: FakeCuda
         assert "never measured" in engine.loaded.plan.note
 
 
-def test_a_layer_of_another_kind_is_named(fake_cuda: FakeCuda, tmp_path: Path) -> None:
-    path = save_tokenizer(make_checkpoint("deepseek_v2", tmp_path))
-    with (
-        engine_on(path, SETTINGS, arithmetic="reference") as engine,
-        pytest.raises(ModelError, match="plain attention"),
-    ):
-        GpuProgram(engine.model, engine.loaded.sites, CONTEXT, engine.loaded.device, Recorder())
+BEFORE, ATTENDED = ["_rms", "_joined"], ["_score", "_weigh", "_add_values"]
+ROUTED = ["_rms", "_joined", "_route"]
+SHARED = ["_joined", "_activate", "_joined", "_joined", "_combine"]
+LAUNCHED: dict[str, tuple[dict[str, object], list[list[str]]]] = {  # by layer, beside the experts
+    "qwen3_moe": ({}, [[*BEFORE, "_rotate", *ATTENDED, "_joined", *ROUTED]] * 2),
+    "qwen3_next": (
+        {"layer_types": ["linear_attention", "full_attention"]},
+        [
+            [*BEFORE, "_convolve", "_inputs", "_rule", "_gated_heads", "_joined", *ROUTED, *SHARED],
+            [*BEFORE, "_rotate", *ATTENDED, "_gated_heads", "_joined", *ROUTED, *SHARED],
+        ],
+    ),
+    "deepseek_v2": (
+        {"q_lora_rank": None, "first_k_dense_replace": 1},
+        [
+            [
+                *BEFORE,
+                "_latent",
+                "_queries",
+                *ATTENDED,
+                "_values",
+                "_joined",
+                "_rms",
+                "_joined",
+                "_activate",
+                "_joined",
+            ],
+            [*BEFORE, "_latent", "_queries", *ATTENDED, "_values", "_joined", *ROUTED, *SHARED[:3], "_combine"],
+        ],
+    ),
+}
 
 
-def test_what_is_launched_for_a_token(fake_cuda: FakeCuda, model: Path) -> None:
-    """Ten kernels a layer beside its experts, two at the end, and no wait for the device."""
-    with engine_on(model, SETTINGS, arithmetic="reference") as engine:
+@pytest.mark.parametrize("arch", LAUNCHED)
+def test_what_is_launched_for_a_token(fake_cuda: FakeCuda, arch: str, tmp_path: Path) -> None:
+    """So many kernels a layer, two at the end, and no wait for the device."""
+    fields, layers = LAUNCHED[arch]
+    path = save_tokenizer(make_checkpoint(arch, tmp_path, num_hidden_layers=2, **fields))
+    with engine_on(path, SETTINGS, arithmetic="reference") as engine:
         recorder = Recorder()
         program = GpuProgram(engine.model, engine.loaded.sites, CONTEXT, engine.loaded.device, recorder)
         kv = engine.wiring.pool.take(CONTEXT)
@@ -112,17 +140,5 @@ def test_what_is_launched_for_a_token(fake_cuda: FakeCuda, model: Path) -> None:
             )
         assert logits.shape == (1, program.form.head.outputs) and kv.length == 1 and not waits
         names = [kernel.__name__ for kernel, _, _ in recorder.launched]
-        layer = [
-            "_rms",
-            "_joined",
-            "_rotate",
-            "_score",
-            "_weigh",
-            "_add_values",
-            "_joined",
-            "_rms",
-            "_joined",
-            "_route",
-        ]
-        assert names == layer * len(program.form.layers) + ["_rms", "_joined"]
+        assert names == [name for layer in layers for name in layer] + ["_rms", "_joined"]
         engine.wiring.pool.clear()

@@ -9,6 +9,7 @@ from core.memory.codec.kernels import launcher_of
 from core.runtime.program.gpu.launching import launcher_for
 from core.system.native.compile import supported
 from tests.memory import interpreted_layer as layers
+from tests.memory import interpreted_mixers as mixers
 from tests.memory import interpreted_program as programs
 
 pytestmark = [
@@ -19,10 +20,11 @@ pytestmark = [
 
 
 def test_a_layer_beside_its_experts(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Norms, rotation, attention, routers, dense products and activations, with odd numbers too."""
+    """Norms, rotation, attention, routers, dense products and activations, delta nets and latents, with odd numbers
+    too."""
     device = torch.device("cuda", torch.cuda.current_device())
     monkeypatch.setattr(layers, "ON", layers.On(device, launcher_of(device)))
-    assert not {case: count for case, count in layers.found("all").items() if count}
+    assert not {case: count for case, count in (layers.found("all") | mixers.found("all")).items() if count}
 
 
 @pytest.mark.parametrize("arch", programs.CASES)

@@ -30,6 +30,11 @@ def norm(dtype: torch.dtype, width: int = WIDTH, epsilon: float = 1e-6) -> nn.Mo
     return module.to("cuda")
 
 
+class Gated(Qwen3MoeRMSNorm):
+    def forward(self, hidden_states: torch.Tensor, gate: torch.Tensor | None = None) -> torch.Tensor:
+        return super().forward(hidden_states if gate is None else hidden_states * gate)
+
+
 def exactly(x: torch.Tensor, shape: object, weight: torch.Tensor | None, epsilon: float) -> torch.Tensor:
     """In the place of torch's kernel: one whose bits are the modules' once it rounds before the weight."""
     wide = x.float()
@@ -62,14 +67,15 @@ def test_one_that_rounds_otherwise_is_not(monkeypatch: pytest.MonkeyPatch, dtype
 
 
 def test_what_computes_something_else_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    """gemma adds one to its weights; another module has an epsilon and a weight but is no norm; a norm on the CPU."""
+    """gemma adds one to its weights; another module has an epsilon and a weight but is no norm; a norm with
+    gates; a norm on the CPU."""
     monkeypatch.setattr(fused_rmsnorm, "rms_norm", exactly)
     other = nn.Module()
     other.weight = nn.Parameter(torch.ones(64))
     other.eps = 1e-6
     gemma = Gemma2RMSNorm(64)
     gemma.weight.data.normal_()
-    model = nn.ModuleList([gemma, other, nn.LayerNorm(64)]).to("cuda")
+    model = nn.ModuleList([gemma, other, nn.LayerNorm(64), Gated(64)]).to("cuda")
     model.append(Qwen3MoeRMSNorm(64))
     assert fuse(model) == []
 

@@ -10,9 +10,11 @@ import torch
 from core.memory.codec.fast.gpu.dense import DenseKernels, Placed
 from core.memory.codec.fast.steps import named, single
 from core.memory.codec.kernels import ByTriton, Launcher
-from core.runtime.program import attend, gate, rms, rotate, route
+from core.runtime.program import attend, cap, gate, gated_heads, rms, rotate, route
 from core.runtime.program.attend_block import Attend
+from core.runtime.program.choose import Groups
 from core.runtime.program.gate import Gate
+from core.runtime.program.gated_heads import GatedHeads
 from core.runtime.program.gpu import layer
 from core.runtime.program.rms import Norm
 from core.runtime.program.rotate import Rotate
@@ -51,6 +53,14 @@ ROUTED = {
     "corrected": Route(16, 10, "sigmoid", bias=True, renormalised=True, epsilon=1e-20, scale=2.5),
     "few": Route(5, 5, "softmax", bias=True, scale=0.5),
     "many": Route(40, 19, "softmax_chosen"),
+    "DeepSeek-V3": Route(24, 5, "sigmoid", True, True, 1e-20, 2.5, groups=Groups(4, 6, 2)),
+    "DeepSeek-V2": Route(27, 3, scale=16.0, groups=Groups(9, 3, 2, best=1)),
+    "Gemma 4": Route(16, 4, renormalised=True, scales=True),
+}
+GATED = {
+    "Qwen3-Next": GatedHeads(3, 16, "sigmoid"),
+    "Qwen3-Next's delta nets": GatedHeads(2, 21, "silu", Norm(21, 1e-6, BF16)),
+    "an odd width": GatedHeads(1, 7, "silu", Norm(7, 1e-5, FP32, offset=True)),
 }
 JOINED = (
     (("int4-g64", 9), ("int8-g32", 17), ("int4-g64", 40)),  # x is prepared in two ways
@@ -93,10 +103,14 @@ def found(which: str) -> dict[str, int]:
         return {
             "norm": normed(*NORMS["scaled"], wild=False),
             "rotate": turned(ROTATED["in part"], wild=False) + turned(ROTATED["normed last"], wild=False),
-            "route": routed(ROUTED["corrected"], wild=False) + routed(ROUTED["few"], wild=True),
+            "route": sum(
+                routed(ROUTED[name], wild=name == "few") for name in ("corrected", "few", "DeepSeek-V3", "Gemma 4")
+            ),
             "attend": attended(ATTENDED["sinks"], (129,), window=65),
             "product": multiplied(JOINED[0][:2], 1) + multiplied(JOINED[0][:1], 3),
             "activation": activated(GATES["oss"]),
+            "gated": gated(GATED["Qwen3-Next's delta nets"], wild=False),
+            "cap": capped(wild=True),
         }
     differ = {"attend in a ring": in_a_ring()}
     for wild in (False, True):
@@ -104,6 +118,8 @@ def found(which: str) -> dict[str, int]:
         differ |= {f"norm {name}{odd}": normed(*how, wild=wild) for name, how in NORMS.items()}
         differ |= {f"rotate {name}{odd}": turned(spec, wild=wild) for name, spec in ROTATED.items()}
         differ |= {f"route {name}{odd}": routed(spec, wild=wild) for name, spec in ROUTED.items()}
+        differ |= {f"gated {name}{odd}": gated(spec, wild=wild) for name, spec in GATED.items()}
+        differ[f"cap{odd}"] = capped(wild=wild)
         for name, spec in ATTENDED.items():
             differ |= {f"attend {name}{odd} {at[-1]}": attended(spec, at, wild=wild) for at in ((0, 3), (63, 64, 140))}
             differ[f"attend {name}{odd} window"] = attended(spec, (70, 129), window=65, wild=wild)
@@ -173,12 +189,36 @@ def routed(spec: Route, *, wild: bool) -> int:
     tokens = 4
     logits = drawn(1, tokens, spec.experts, wild=wild) * 3
     logits[1], logits[2, :2] = 0.25, torch.tensor([-0.0, 0.0])
-    bias = drawn(2, spec.experts) if spec.bias else None
+    bias, scales = (drawn(seed, spec.experts) if has else None for seed, has in ((2, spec.bias), (3, spec.scales)))
     ids, weights = torch.empty(tokens, spec.chosen, dtype=torch.int64), torch.empty(tokens, spec.chosen)
-    at = {"logits": logits, "ids": ids, "weights": weights} | ({"bias": bias} if bias is not None else {})
+    more = {name: one for name, one in (("bias", bias), ("scales", scales)) if one is not None}
+    at = {"logits": logits, "ids": ids, "weights": weights} | more
     single(route.kernel(spec), named(route.FIELDS, **at), tokens)
-    got = ON.kernels().route(spec, ON.there(logits), ON.there(bias))
+    got = ON.kernels().route(spec, *map(ON.there, (logits, bias, scales)))
     return differing(got[0], ids) + differing(got[1], weights)
+
+
+def gated(spec: GatedHeads, *, wild: bool) -> int:
+    """Of rows whose gates are among other numbers, in another order than the heads."""
+    rows, width = 3, spec.width
+    x, gates = drawn(1, rows, spec.heads * width, wild=wild), drawn(2, rows, spec.heads * width + 9, wild=wild)
+    columns = (torch.arange(spec.heads) * width + 4).flip(0).contiguous()
+    weight = drawn(3, width).to(spec.norm.weight) if spec.norm and spec.norm.weight else None
+    here = [ON.there(one) for one in (x.clone(), gates, columns, weight)]
+    got = ON.kernels().gate(spec, *here)
+    at = {"x": x, "gates": gates, "columns": columns} | ({} if weight is None else {"weight": weight})
+    given = named(gated_heads.FIELDS, gates_stride=gates.stride(0) * 4, **at)
+    single(gated_heads.kernel(spec), given, rows * spec.heads)
+    return differing(got, x)
+
+
+def capped(*, wild: bool) -> int:
+    """Of rows of logits."""
+    x = drawn(1, 3, 411, wild=wild) * 40
+    got = ON.there(x.clone())
+    ON.kernels().cap(got, 30.0)
+    cap.capped(x, 30.0)
+    return differing(got, x)
 
 
 def attended(spec: Attend, positions: tuple[int, ...], window: int = 0, *, wild: bool = False) -> int:

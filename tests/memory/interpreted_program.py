@@ -16,6 +16,7 @@ import torch
 from core.engine import Engine
 from core.runtime.batch import Batch, Share
 from core.runtime.device_step import DeviceStep
+from core.runtime.kv_cache import KVCache
 from core.runtime.program.gpu.rows import GpuRows
 from core.settings.config import Settings
 from core.settings.loading import LoadSpec
@@ -30,14 +31,20 @@ from tests.tiny_tokenizer import save_tokenizer
 
 CONTEXT = 96
 TEXT = torch.randint(3, 120, (6,), generator=torch.Generator().manual_seed(1)).tolist()
-CUTS = {"100%": ([6], [3, 2, 1]), "50%": ([4, 1, 1],)}  # pieces of the text, by the share of experts in slots
-FEW = {"50%": ([3, 1],)}
+Cut = int | tuple[int, int]  # tokens of a piece, and how many of them are taken back, as guesses that were wrong
+CUTS: dict[str, Sequence[list[Cut]]] = {  # pieces of the text, by the share of experts in slots
+    "100%": ([6], [3, 2, 1]),
+    "50%": ([3, 1, (2, 1), 1],),
+}
+FEW: dict[str, Sequence[list[Cut]]] = {"50%": ([3, 1],)}
 OTHERWISE: dict[str, tuple[type, str, dict[str, object]]] = {  # and what must have been called
     "on the host": (GpuRows, "join", {"miss_placement": "host", "host_threads": 0}),
     "by ids": (DeviceStep, "__call__", {"gpu_decode": "device"}),
     "as a graph": (FakeGraph, "replay", {"gpu_decode": "graph"}),
 }
-LAST = {"50%": ([2, 1, 1, 1, 1],)}  # the first token is captured, a replay agrees with the second, others are used
+LAST: dict[str, Sequence[list[Cut]]] = {
+    "50%": ([2, 1, 1, 1, 1],)
+}  # the first token is captured, a replay agrees with the second, others are used
 SMALL: dict[str, Any] = dict(num_hidden_layers=2, num_experts_per_tok=2)
 BF16 = {"dtype": "bfloat16"}
 EXPERTS: dict[str, Any] = dict(num_experts=4, num_local_experts=4, n_routed_experts=4)  # by whatever name
@@ -56,8 +63,53 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {  # what is changed o
         {"format": "int4-g32", **BF16},
     ),
     "flex_olmo": ({"intermediate_size": 32}, {"format": "int4-g32", **BF16}),
-    "glm4_moe": (
+    "gemma4_text": (
+        {
+            "top_k_experts": 2,
+            "moe_intermediate_size": 32,
+            "intermediate_size": 64,
+            "sliding_window": 4,
+            "layer_types": ["sliding_attention", "full_attention"],
+            "final_logit_softcapping": 30.0,
+        },
+        {"format": "int4-g32", **BF16},
+    ),
+    "qwen3_next": (
+        {
+            "layer_types": ["linear_attention", "full_attention"],
+            "moe_intermediate_size": 32,
+            "shared_expert_intermediate_size": 32,
+        },
+        {"format": "int4-g32", **BF16},
+    ),
+    "qwen3_5_moe_text": (
+        {
+            "layer_types": ["linear_attention", "full_attention"],
+            "moe_intermediate_size": 32,
+            "shared_expert_intermediate_size": 32,
+        },
+        {"format": "int8-g32", "dense": "int8-g32", **BF16},
+    ),
+    "deepseek_v3": (
+        {"first_k_dense_replace": 1, "n_group": 2, "topk_group": 1, "moe_intermediate_size": 32},
+        {"format": "int4-g32", "dense": "int4-g32", **BF16},
+    ),
+    "deepseek_v2": (
+        {
+            "n_group": 2,
+            "topk_method": "group_limited_greedy",
+            "q_lora_rank": None,
+            "n_shared_experts": 2,
+            "moe_intermediate_size": 32,
+        },
+        {"format": "checkpoint", "dtype": "float32"},
+    ),
+    "glm4_moe_lite": (
         {"n_group": 1, "topk_group": 1, "moe_intermediate_size": 32},
+        {"format": "mxfp4", **BF16},
+    ),
+    "glm4_moe": (
+        {"n_group": 2, "topk_group": 1, "moe_intermediate_size": 32},
         {"format": "int4-g32", "dense": "int4-g32", **BF16},
     ),
 }
@@ -76,6 +128,7 @@ def emulated() -> Iterator[None]:
     assert interpreter.launches and not fake.races.found, fake.races.found[:3]
 
 
+WAYS = {"glm4_moe_lite": "as a graph", "qwen3_next": "by ids"}  # of OTHERWISE, of kinds that are not Qwen3-MoE's
 Gpu = Callable[[], AbstractContextManager[None]]
 
 
@@ -83,16 +136,23 @@ def found(which: str) -> dict[str, int]:
     """What differs for some architectures, or of a token after three others where none is named, also by the ways of
     OTHERWISE."""
     if which:
-        each = {arch: compared(arch, CUTS) for arch in which.split(",")}
+        archs = which.split(",")
+        each = {arch: compared(arch, CUTS) | (otherwise(arch, WAYS[arch]) if arch in WAYS else {}) for arch in archs}
         return {f"{arch} {case}": count for arch, one in each.items() for case, count in one.items()}
     differ = compared("qwen3_moe", FEW, settings={"gpu_decode": "host"}, num_hidden_layers=1)
-    for how, (kind, name, settings) in OTHERWISE.items():
-        with pytest.MonkeyPatch.context() as patch:
-            calls = counted(patch, kind, name)
-            one = compared("qwen3_moe", LAST, settings=settings, num_hidden_layers=1)
-        assert len(calls) >= (3 if kind is FakeGraph else 1), how
-        differ |= {f"{case} {how}": count for case, count in one.items()}
+    for how in OTHERWISE:
+        differ |= otherwise("qwen3_moe", how, num_hidden_layers=1)
     return differ
+
+
+def otherwise(arch: str, how: str, **more: int) -> dict[str, int]:
+    """What differs in one of the ways of OTHERWISE, which is asserted to have been taken."""
+    kind, name, settings = OTHERWISE[how]
+    with pytest.MonkeyPatch.context() as patch:
+        calls = counted(patch, kind, name)
+        differ = compared(arch, LAST, settings=settings, **more)
+    assert len(calls) >= (3 if kind is FakeGraph else 1), how
+    return {f"{case} {how}": count for case, count in differ.items()}
 
 
 def counted(patch: pytest.MonkeyPatch, kind: type, name: str) -> list[str]:
@@ -109,7 +169,7 @@ def counted(patch: pytest.MonkeyPatch, kind: type, name: str) -> list[str]:
 
 def compared(
     arch: str,
-    pieces: Mapping[str, Sequence[list[int]]],
+    pieces: Mapping[str, Sequence[list[Cut]]],
     gpu: Gpu = emulated,
     settings: Mapping[str, object] | None = None,
     **more: int,
@@ -120,10 +180,11 @@ def compared(
     experts = {name: count for name, count in EXPERTS.items() if name in named}
     with tempfile.TemporaryDirectory() as folder:
         path = save_tokenizer(make_checkpoint(arch, Path(folder), **{**SMALL, **experts, **fields, **more}))
-        wanted = {}
+        wanted: dict[tuple[Cut, ...], torch.Tensor] = {}
         with unloading(load(path, "100%", "cpu", how)) as engine:
-            for cut in {tuple(cut) for cuts in pieces.values() for cut in cuts}:
-                wanted[cut] = logits(engine, cut)
+            for each in {tuple(cut) for cuts in pieces.values() for cut in cuts}:
+                wanted[each] = logits(engine, each)
+            both = together(engine)
         differ = {}
         for budget, cuts in pieces.items():
             with gpu(), unloading(load(path, budget, "cuda", how, settings or {})) as engine:
@@ -131,6 +192,8 @@ def compared(
                 assert hooked.program is not None and engine.arithmetic.name == "fast", engine.arithmetic
                 for cut in cuts:
                     differ[f"{budget} {cut}"] = differing(logits(engine, cut), wanted[tuple(cut)])
+                if budget == "100%":
+                    differ["100% two texts"] = differing(together(engine), both)
         return differ
 
 
@@ -142,17 +205,38 @@ def load(
     return Engine.load(LoadSpec.checked(str(path), Settings(settings), **chosen))
 
 
-def logits(engine: Engine, cuts: Sequence[int]) -> torch.Tensor:
+def logits(engine: Engine, cuts: Sequence[Cut]) -> torch.Tensor:
     """[rows, V] of a text read in pieces: of all rows of each."""
     wiring, at, rows = engine.wiring, 0, []
     kv, pipeline = wiring.pool.take(CONTEXT), wiring.answering
+    assert kv is not None
     try:
         for cut in cuts:
-            batch = Batch("decode" if cut == 1 else "prefill", (Share(TEXT[at : at + cut], kv, 1),))
+            count, back = cut if isinstance(cut, tuple) else (cut, 0)
+            batch = Batch("decode" if count == 1 or back else "prefill", (Share(TEXT[at : at + count], kv, 1),))
             pipeline.begin(batch)
-            rows.append(pipeline.forward(batch, cut).cpu())
-            at += cut
+            rows.append(pipeline.forward(batch, count).cpu())
+            kv.memory.take_back(kv, back)
+            at += count - back
         return torch.cat(rows)
     finally:
         pipeline.end()
         wiring.pool.clear()
+
+
+def together(engine: Engine) -> torch.Tensor:
+    """[rows, V] of the beginnings of two texts in one pass, and then of a token each: of two rows, and one."""
+    rows, pipeline = [], engine.wiring.answering
+    memories = [KVCache(engine.model, CONTEXT) for _ in range(2)]  # in a pool there may be room for one
+    kvs = [memory.fresh() for memory in memories]
+    try:
+        for phase, parts, keep in (("prefill", (TEXT[:3], TEXT[3:5]), 2), ("decode", (TEXT[3:4], TEXT[5:]), 1)):
+            shares = tuple([Share(part, kv, n) for n, (part, kv) in enumerate(zip(parts, kvs, strict=True), 1)])
+            batch = Batch("prefill" if phase == "prefill" else "decode", shares)
+            pipeline.begin(batch)
+            rows.append(pipeline.forward(batch, keep).cpu())
+        return torch.cat(rows)
+    finally:
+        pipeline.end()
+        for memory in memories:
+            memory.release()

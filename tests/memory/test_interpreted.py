@@ -28,7 +28,13 @@ PROGRAMS = (
     "gpt_oss",
     "granitemoe",
     "flex_olmo",
+    "gemma4_text",
     "glm4_moe",
+    "glm4_moe_lite",
+    "deepseek_v2",
+    "deepseek_v3",
+    "qwen3_next",
+    "qwen3_5_moe_text",
 )
 ROOT = Path(__file__).parents[2]
 
@@ -51,7 +57,14 @@ def interpreted(*asked: str) -> list[Any]:
 PLAIN = ("bfloat16", "float16", "float32")
 FAST = ("int4-g64", "bfloat16")
 APART = ("nvfp4", "q5_k", "q6_k")
-SOME = ("interpreted:drawn", "interpreted_ids:2", "interpreted_attention", "interpreted_fast", "interpreted_layer")
+SOME = (
+    "interpreted:drawn",
+    "interpreted_ids:2",
+    "interpreted_attention",
+    "interpreted_fast",
+    "interpreted_layer",
+    "interpreted_mixers",
+)
 
 
 @pytest.fixture(scope="module")
@@ -141,14 +154,20 @@ def test_the_same_for_every_format_and_drawn_shapes() -> None:
 
 
 def test_a_layer_has_the_bits_that_a_cpu_has(some: dict[str, Any]) -> None:
-    assert some["interpreted_layer"] == dict.fromkeys(("norm", "rotate", "route", "attend", "product", "activation"), 0)
+    kinds = "norm", "rotate", "route", "attend", "product", "activation", "gated", "cap"
+    assert some["interpreted_layer"] == dict.fromkeys(kinds, 0)
+
+
+def test_delta_nets_and_latents_have_the_bits_that_a_cpu_has(some: dict[str, Any]) -> None:
+    kinds = "convolve", "delta inputs", "delta rule", "latents", "absorbed", "attention"
+    assert some["interpreted_mixers"] == dict.fromkeys(kinds, 0)
 
 
 @pytest.mark.long(0.5)
 def test_the_same_for_every_kind_of_layer_and_odd_numbers() -> None:
-    (differ,) = interpreted("interpreted_layer:all")
-    assert len(differ) > 60
-    assert not {case: count for case, count in differ.items() if count}
+    layers, mixers = interpreted("interpreted_layer:all", "interpreted_mixers:all")
+    assert len(layers) > 80 and len(mixers) > 60
+    assert not {case: count for case, count in (layers | mixers).items() if count}
 
 
 # -- whole models on the emulated GPU ----------------------------------------------------------------------------------
@@ -166,9 +185,10 @@ def test_a_model_has_the_bits_that_a_cpu_has() -> None:
 @pytest.mark.long(3)
 @pytest.mark.parametrize("arch", PROGRAMS)
 def test_the_same_for_every_kind_of_model(arch: str) -> None:
-    """With all experts in slots and half of them, the text in one piece, in several, and token by token."""
+    """With all experts in slots and half of them, the text in one piece, in several, token by token, with a guess that
+    is taken back, and along with another text; of some also by experts' numbers, or as a graph."""
     (differ,) = interpreted(f"interpreted_program:{arch}")
-    assert len(differ) == 3
+    assert len(differ) >= 4
     assert not {case: count for case, count in differ.items() if count}
 
 

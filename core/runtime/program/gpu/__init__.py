@@ -7,8 +7,15 @@ experts.py      launches: a token through its experts, and several tokens
 rms.py          residual and RMSNorm
 rotate.py       norms of heads, rotary embedding, KV write
 attend.py       attention over the KV cache
+gated_heads.py  heads times the activation of their gates
 route.py        the experts of a token and their weights
 activate.py     the activation between the products of a dense layer
-layer.py        launches of the last five
+cap.py          bounds of logits
+layer.py        launches of the last seven
+convolve.py, delta_rule.py, delta_kernels.py  what is between the products of a gated delta net, and launches of it
+latent.py, absorb.py, unpack.py, latent_kernels.py  ... of attention to latents
+mixer.py        what all of attention and its like are to a pass
+attention.py, delta_net.py, latent_attention.py  mixers
+program.py      a pass
 recorder.py, check.py, check_layer.py  compile all of them without a GPU
 """

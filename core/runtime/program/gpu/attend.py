@@ -3,7 +3,7 @@ and of weighted values. Importing this module needs triton.
 
 What one block of keys does to the outputs depends on the greatest score until then, and on nothing else of the blocks
 before: scores and weights are computed for all blocks at once, and only the sums are taken in order. The number of
-positions is on the device. S is `core.runtime.program.attend_block.Attend`, without a soft cap and a shared part.
+positions is on the device. S is `core.runtime.program.attend_block.Attend`, without a soft cap.
 
     scores   [rows, query_heads, span, BLOCK] fp32: then weights
     greatest [rows, query_heads, span] fp32: of each block
@@ -35,6 +35,25 @@ def _reach(positions: tl.tensor, row: tl.tensor, window: tl.tensor) -> tuple[tl.
 reach = triton.jit(_reach)
 
 
+def _dots(given: tl.tensor, keys: tl.tensor, sums: tl.tensor, W: tl.constexpr, BLOCKED: tl.constexpr) -> tl.tensor:
+    """The partial sums [TOGETHER, BLOCK, 8] after W numbers of queries, and of keys, at pointers to the first eight."""
+    zeros = tl.zeros((1, BLOCKED, 1), tl.float32)
+    for start in range(0, W // SPAN * SPAN, SPAN):
+        for at in tl.static_range(0, SPAN, 8):
+            states = tl.load(given + (start + at)) + zeros
+            sums = tl.fma(states, tl.load(keys + (start + at)).to(tl.float32), sums)
+    for at in tl.static_range(W // SPAN * SPAN, W // 8 * 8, 8):
+        sums = tl.fma(tl.load(given + at) + zeros, tl.load(keys + at).to(tl.float32), sums)
+    if W % 8:
+        known = (tl.arange(0, 8) < W % 8)[None, None, :]
+        states = tl.load(given + W // 8 * 8, mask=known, other=0) + zeros
+        sums = tl.fma(states, tl.load(keys + W // 8 * 8, mask=known, other=0).to(tl.float32), sums)
+    return sums
+
+
+dots = triton.jit(_dots)
+
+
 def _score(
     q: tl.tensor,
     k_at: tl.tensor,
@@ -45,13 +64,15 @@ def _score(
     k_head: tl.tensor,
     k_row: tl.tensor,
     span: tl.tensor,
+    more_at: tl.tensor,
+    more_row: tl.tensor,
     CACHE: tl.constexpr,
     S: tl.constexpr,
     TOGETHER: tl.constexpr,
 ) -> None:
     """Scores of each block, those out of reach as -inf, and the greatest of them. Programs: parts of the blocks; heads
-    of keys times shares of TOGETHER queries that read them; rows. q [rows, query_heads, width], fp32; keys as in
-    rotate.py."""
+    of keys times shares of TOGETHER queries that read them; rows. q [rows, query_heads, width + more], fp32; keys as in
+    rotate.py, and what heads share of them at `more_at` + p * more_row bytes."""
     G: tl.constexpr = S.group
     SHARES: tl.constexpr = (G + TOGETHER - 1) // TOGETHER
     W: tl.constexpr = S.width
@@ -60,7 +81,7 @@ def _score(
     query = row * S.query_heads + head * G + tl.minimum(one, G - 1)
     begin, end, first = reach(positions, row, window)
     lane = tl.arange(0, 8)
-    given = q + (query * W)[:, None, None] + lane[None, None, :]
+    given = q + (query * (W + S.more))[:, None, None] + lane[None, None, :]
     for block in range(tl.program_id(0), (end + BLOCK - 1) // BLOCK - first, tl.num_programs(0)):
         key = (first + block) * BLOCK + tl.arange(0, BLOCK)
         within = (key >= begin) & (key < end)
@@ -70,17 +91,10 @@ def _score(
         keys = (k_at + head * k_head + place * k_row).to(tl.pointer_type(CACHE))
         keys = keys[None, :, None] + lane[None, None, :]
         sums = tl.zeros((TOGETHER, BLOCK, 8), tl.float32)
-        for start in range(0, W // SPAN * SPAN, SPAN):
-            for at in tl.static_range(0, SPAN, 8):
-                states = tl.load(given + (start + at)) + tl.zeros((1, BLOCK, 1), tl.float32)
-                sums = tl.fma(states, tl.load(keys + (start + at)).to(tl.float32), sums)
-        for at in tl.static_range(W // SPAN * SPAN, W // 8 * 8, 8):
-            states = tl.load(given + at) + tl.zeros((1, BLOCK, 1), tl.float32)
-            sums = tl.fma(states, tl.load(keys + at).to(tl.float32), sums)
-        if W % 8:
-            known = (lane < W % 8)[None, None, :]
-            states = tl.load(given + W // 8 * 8, mask=known, other=0) + tl.zeros((1, BLOCK, 1), tl.float32)
-            sums = tl.fma(states, tl.load(keys + W // 8 * 8, mask=known, other=0).to(tl.float32), sums)
+        sums = dots(given, keys, sums, W, BLOCK)
+        if S.more:
+            shared = (more_at + place * more_row).to(tl.pointer_type(CACHE))
+            sums = dots(given + W, shared[None, :, None] + lane[None, None, :], sums, S.more, BLOCK)
         found = tl.reshape(tree(tl.reshape(sums, (1, TOGETHER, BLOCK, 8))), (TOGETHER, BLOCK)) * S.scale
         found = tl.where(within[None, :], found, NONE)
         into = query * span + block

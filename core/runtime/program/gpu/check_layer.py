@@ -7,6 +7,7 @@ Shapes are those of Qwen3-30B-A3B, with what other models have more: 32 heads of
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -17,10 +18,19 @@ from core.memory.codec.base import Base
 from core.memory.codec.fast.gpu.dense import DenseKernels, Placed
 from core.memory.codec.kernels.build import compiled
 from core.memory.codec.matrix import Matrix, matrix
+from core.runtime.program.absorb import Absorb
 from core.runtime.program.attend_block import Attend
+from core.runtime.program.choose import Groups
+from core.runtime.program.convolve import Convolve
+from core.runtime.program.delta_inputs import DeltaInputs
+from core.runtime.program.delta_rule import DeltaRule
 from core.runtime.program.gate import Gate
+from core.runtime.program.gated_heads import GatedHeads
+from core.runtime.program.gpu.delta_kernels import DeltaKernels, Gates
+from core.runtime.program.gpu.latent_kernels import Kept, LatentKernels
 from core.runtime.program.gpu.layer import Cached, LayerKernels
 from core.runtime.program.gpu.recorder import META, Recorder, meta
+from core.runtime.program.latent import Latent
 from core.runtime.program.rms import Norm
 from core.runtime.program.rotate import Rotate
 from core.runtime.program.route import Route
@@ -28,6 +38,9 @@ from core.runtime.program.route import Route
 BF16, FP32 = torch.bfloat16, torch.float32
 HIDDEN, HEADS, KV_HEADS, WIDTH, CONTEXT = 2048, 32, 4, 128, 8192
 CACHED = Cached(1 << 40, 1 << 41, CONTEXT * WIDTH * 2, WIDTH * 2, CONTEXT * WIDTH * 2, WIDTH * 2)
+DELTA = DeltaRule(16, 128, 32, 128)  # of Qwen3-Next
+LATENT, TURNED = 512, 64  # of DeepSeek's attention
+ABSORBED = "checkpoint", "int8-g32", "int4-g64"
 PREPARE = "_prepare"
 
 
@@ -59,12 +72,81 @@ def _activate(kernels: LayerKernels) -> None:
     kernels.activate(Gate(768), meta(FP32, 1, 1536))
 
 
+def _groups(kernels: LayerKernels) -> None:
+    rule = Route(256, 8, "sigmoid", True, True, 1e-20, 2.5, groups=Groups(8, 32, 4))
+    kernels.route(rule, meta(FP32, 1, 256), meta(FP32, 256))
+
+
+def _gated(kernels: LayerKernels) -> None:
+    spec, x = GatedHeads(HEADS, WIDTH, "silu", Norm(WIDTH, 1e-6, BF16)), meta(FP32, 1, HEADS * WIDTH)
+    kernels.gate(spec, x, x, meta(torch.int64, HEADS), meta(BF16, WIDTH))
+
+
+def _cap(kernels: LayerKernels) -> None:
+    kernels.cap(meta(FP32, 1, HIDDEN), 30.0)
+
+
+def _convolve(kernels: LayerKernels) -> None:
+    spec = Convolve(DELTA.channels, WIDTH, 4, BF16, BF16)
+    x, columns, weight = meta(FP32, 1, DELTA.channels), meta(torch.int64, spec.units), meta(BF16, 4, spec.channels)
+    delta = DeltaKernels(kernels)
+    delta.convolve(spec, x, columns, weight, None, 1 << 40, x)
+    delta.keep(spec, x, columns, 1 << 40, 1)
+
+
+def _delta(kernels: LayerKernels) -> None:
+    heads, delta = meta(torch.int64, DELTA.value_heads), DeltaKernels(kernels)
+    mixed, given = meta(FP32, 1, DELTA.channels), meta(FP32, 1, DELTA.channels)
+    keys = DELTA.key_heads, DELTA.key_width
+    spec = DeltaInputs(*keys, DELTA.value_heads, DELTA.channels, FP32, BF16, 1e-6)
+    gates = Gates(heads, heads, meta(FP32, DELTA.value_heads), meta(BF16, DELTA.value_heads))
+    taken = delta.inputs(spec, mixed, given, gates)
+    delta.rule(DELTA, taken, 1 << 40, meta(FP32, 1, DELTA.value_heads * DELTA.value_width), 1)
+
+
+def _latent(kernels: LayerKernels) -> None:
+    latents, kept = LatentKernels(kernels), Kept(1 << 40, 1 << 41, LATENT * 2, TURNED * 2)
+    spec = Latent(HEADS, WIDTH, TURNED, Norm(LATENT, 1e-6, BF16), BF16, interleaved=True)
+    q, kv = meta(FP32, 1, HEADS * (WIDTH + TURNED)), meta(FP32, 1, LATENT + TURNED)
+    angles, out = meta(FP32, CONTEXT, TURNED // 2), meta(FP32, 1, HEADS, LATENT + TURNED)
+    latents.begin(spec, q, kv, meta(BF16, LATENT), (angles, angles), meta(torch.int64, 1), kept, out)
+
+
+def _absorb(name: str, count: int, kernels: LayerKernels) -> None:
+    latents, spec = (
+        LatentKernels(kernels),
+        Absorb(_matrix(name, 2 * HEADS * WIDTH, LATENT), HEADS, WIDTH, WIDTH, TURNED),
+    )
+    q, out = meta(FP32, count, HEADS * (WIDTH + TURNED)), meta(FP32, count, HEADS, LATENT + TURNED)
+    latents.queries(spec, 1 << 40, q, out)
+    latents.values(spec, 1 << 40, meta(FP32, count, HEADS, LATENT), meta(FP32, count, HEADS * WIDTH))
+
+
+def _attend_latents(kernels: LayerKernels) -> None:
+    spec, positions = Attend(HEADS, 1, LATENT, LATENT, BF16, WIDTH**-0.5, more=TURNED), meta(torch.int64, 1)
+    cached = Cached(1 << 40, 1 << 40, 0, LATENT * 2, 0, LATENT * 2, 1 << 41, TURNED * 2)
+    q, out = meta(FP32, 1, HEADS, LATENT + TURNED), meta(FP32, 1, HEADS, LATENT)
+    kernels.attend(spec, q, cached, positions, None, out, CONTEXT)
+
+
 LAYER: dict[str, tuple[Callable[[LayerKernels], None], tuple[str, ...]]] = {
     "norm": (_norm, ("_rms",)),
     "rotate": (_rotate, ("_rotate",)),
     "attend": (_attend, ("_score", "_weigh", "_add_values")),
     "route": (_route, ("_route",)),
     "activate": (_activate, ("_activate",)),
+    "groups": (_groups, ("_route",)),
+    "gated": (_gated, ("_gated_heads",)),
+    "cap": (_cap, ("_cap",)),
+    "convolve": (_convolve, ("_convolve", "_keep_inputs")),
+    "delta": (_delta, ("_inputs", "_rule")),
+    "latent": (_latent, ("_latent",)),
+    "latents": (_attend_latents, ("_score", "_weigh", "_add_values")),
+    **{
+        f"absorb-{name}{several}": (functools.partial(_absorb, name, count), ("_queries", "_values"))
+        for name in ABSORBED
+        for several, count in (("", 1), ("-several", 2))
+    },
 }
 DENSE = ("checkpoint", "int8-g32", "int4-g64")  # of queries, keys and values by one launch, of a row and of several
 NAMES = (
@@ -92,7 +174,7 @@ def kernels(capability: int, names: tuple[str, ...] = (*LAYER, *DENSE)) -> Itera
             yield label, compiled(kernel, constants, given, capability)
 
 
-def _matrix(name: str, outputs: int) -> Matrix:
-    codec = make_codec(name, specs={"w": PartSpec((outputs, HIDDEN), BF16)}, dtype=BF16, device=META)
+def _matrix(name: str, outputs: int, inputs: int = HIDDEN) -> Matrix:
+    codec = make_codec(name, specs={"w": PartSpec((outputs, inputs), BF16)}, dtype=BF16, device=META)
     assert isinstance(codec, Base)
     return matrix(codec, "w")

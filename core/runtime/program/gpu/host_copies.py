@@ -74,8 +74,13 @@ class HostCopies:
             bias = None if one.bias is None else self._tensor(one.bias)
             return replace(one, slot=slot, owner=original, bias=bias)
         if isinstance(one, NormWeight):
-            original = self._at[one.at] if one.at else None
+            original = self._at.get(one.at)
+            if original is None and isinstance(one.owner, torch.Tensor):  # made of some
+                original = one.owner.to(self._device)
             return replace(one, at=0 if original is None else original.data_ptr(), owner=original)
+        if isinstance(one, tuple):
+            parts = [self._of_device(part) for part in one]
+            return type(one)(*parts) if hasattr(one, "_fields") else tuple(parts)
         if is_dataclass(one) and not isinstance(one, type):
             return replace(one, **{field.name: self._of_device(getattr(one, field.name)) for field in fields(one)})
         return one

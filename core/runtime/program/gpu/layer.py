@@ -1,9 +1,10 @@
 """What a decoder layer computes beside its products, on a GPU in the fast arithmetic: launches of the kernels of
-rms.py, rotate.py, attend.py, route.py, activate.py and combine.py. Everything runs on the current stream, and nothing
-waits for the host."""
+rms.py, rotate.py, attend.py, gated_heads.py, route.py, activate.py, combine.py and cap.py. Everything runs on the
+current stream, and nothing waits for the host."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import torch
@@ -13,6 +14,7 @@ from core.memory.codec.kernels.products import ByTriton, Launcher, Starter
 from core.runtime.program.attend import NO_WINDOW
 from core.runtime.program.attend_block import BLOCK, Attend
 from core.runtime.program.gate import Gate
+from core.runtime.program.gated_heads import GatedHeads
 from core.runtime.program.gpu.experts import WIDTH
 from core.runtime.program.rms import Norm
 from core.runtime.program.rotate import Rotate
@@ -20,13 +22,14 @@ from core.runtime.program.route import Route
 
 WIDE = 1024  # numbers of a row that a program norms at once
 PARTS = 64  # that blocks of keys are divided into, at most: programs of a head
-QUERIES = 8  # that share what is read of a block of keys
+QUERIES = 8  # that share what is read of a block of keys; half as many of keys in two parts, for their registers
 SLICE = 32  # numbers of a head's values of a program
 ROOM = 32 << 20  # bytes of scores at once, or of one row where those are more
 
 
 class Cached(NamedTuple):
-    """Where keys and values are in a KV cache: addresses, and bytes from one head and one position to the next."""
+    """Where keys and values are in a KV cache: addresses, and bytes from one head and one position to the next; and
+    likewise the further part of keys that all heads share, where there is one."""
 
     k: int
     v: int
@@ -34,6 +37,8 @@ class Cached(NamedTuple):
     k_row: int
     v_head: int
     v_row: int
+    more: int = 0
+    more_row: int = 0
 
 
 class LayerKernels:
@@ -41,10 +46,11 @@ class LayerKernels:
 
     def __init__(self, launcher: Launcher = ByTriton) -> None:
         from core.memory.codec.fast.gpu.form import NUMBERS
-        from core.runtime.program.gpu import activate, attend, combine, rms, rotate, route
+        from core.runtime.program.gpu import activate, attend, cap, combine, gated_heads, rms, rotate, route
 
         self._numbers, self._attend, self._combine, self._activate = NUMBERS, attend, combine.combine, activate.activate
         self._rms, self._rotate, self._route = rms.rms, rotate.rotate, route.route
+        self._cap, self._gated_heads = cap.cap, gated_heads.gated_heads
         self._launcher, self._starters = launcher, dict[object, Starter]()
 
     def norm(
@@ -62,7 +68,7 @@ class LayerKernels:
         constants = {"WIDTH": of.width, "EPS": of.eps, "OFFSET": of.offset, "SCALE": scale, "BLOCK": WIDE}
         if of.width < WIDE:
             constants["BLOCK"] = max(8, power_of_2(of.width))
-        start = self._start(self._rms, constants, warps=4)
+        start = self.start(self._rms, constants, warps=4)
         start[len(x), 1](x, delta, weight, factor, out, x.stride(0), out.stride(0))
 
     def rotate(
@@ -78,12 +84,11 @@ class LayerKernels:
     ) -> None:
         """From the product qkv [T, n] to q [T, query_heads, width], and keys and values in the cache. `weights` of the
         norms of queries and keys; `angles`: cos and sin of all positions; `positions` [T] int64."""
-        start = self._start(
+        start = self.start(
             self._rotate, {"S": spec, "CACHE": self._numbers[spec.cache], "BLOCK": max(8, power_of_2(spec.width))}
         )
         programs = spec.query_heads + 2 * spec.heads, len(qkv)
-        k, v, *strides = cached
-        start[programs](qkv, bias, *weights, *angles, positions, q, k, v, *strides)
+        start[programs](qkv, bias, *weights, *angles, positions, q, *cached[:6])
 
     def attend(
         self,
@@ -96,10 +101,10 @@ class LayerKernels:
         most: int,
         window: int = 0,
     ) -> None:
-        """out [T, query_heads, values] fp32 = attention of q [T, query_heads, width] fp32 to the positions up to each
-        row's own, in `positions` [T] int64, or to the last `window` of them. `most`: positions that a row may read: it
-        decides how much is launched, and no bit."""
-        assert not (spec.softcap or spec.more)
+        """out [T, query_heads, values] fp32 = attention of q [T, query_heads, width + more] fp32 to the positions up to
+        each row's own, in `positions` [T] int64, or to the last `window` of them. `most`: positions that a row may
+        read: it decides how much is launched, and no bit."""
+        assert not spec.softcap
         span = -(-((min(most, window) if window else most) // BLOCK + 2) // 16) * 16  # one kind of number for kernels
         rows, at_once = len(q), max(1, ROOM // (spec.query_heads * span * BLOCK * 4))
         for first in range(0, rows, at_once):
@@ -120,30 +125,48 @@ class LayerKernels:
         rows, heads, parts = len(q), spec.query_heads, min(span, PARTS)
         room = torch.empty(rows * heads * span * (BLOCK + 2), dtype=torch.float32, device=q.device)
         scores, greatest, factors = room.split([rows * heads * span * n for n in (BLOCK, 1, 1)])
-        together = min(QUERIES, power_of_2(spec.group))
+        together = min(QUERIES // 2 if spec.more else QUERIES, power_of_2(spec.group))
         shares, kind = -(-spec.group // together), {"S": spec, "CACHE": self._numbers[spec.cache]}
-        k, v, k_head, k_row, v_head, v_row = cached
-        scored = self._start(self._attend.score, {**kind, "TOGETHER": together}, warps=4)
-        scored[parts, spec.heads * shares, rows](q, k, positions, scores, greatest, window, k_head, k_row, span)
-        weighed = self._start(self._attend.weigh, {"S": spec})
+        k, v, k_head, k_row, v_head, v_row, *more = cached
+        scored = self.start(self._attend.score, {**kind, "TOGETHER": together}, warps=4)
+        scored[parts, spec.heads * shares, rows](q, k, positions, scores, greatest, window, k_head, k_row, span, *more)
+        weighed = self.start(self._attend.weigh, {"S": spec})
         weighed[parts, heads, rows](positions, sinks, scores, greatest, factors, window, span)
-        added = self._start(self._attend.add_values, {**kind, "SLICE": SLICE})
+        added = self.start(self._attend.add_values, {**kind, "SLICE": SLICE})
         slices = -(-spec.values // SLICE)
         added[slices, heads, rows](v, positions, scores, factors, out, window, v_head, v_row, span)
 
-    def route(self, rule: Route, logits: torch.Tensor, bias: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:
-        """From a router's logits [T, experts] fp32 to ids [T, chosen] int64 and weights [T, chosen] fp32."""
-        assert rule.groups is None and not rule.scales
+    def gate(
+        self, spec: GatedHeads, x: torch.Tensor, gates: torch.Tensor, columns: torch.Tensor, weight: torch.Tensor | None
+    ) -> torch.Tensor:
+        """[T, heads * width] fp32: x of this shape times the activation of its gates: those of head i are columns[i],
+        int64, and those after it, of a row of `gates` [T, n]. `weight` of the norm of x, where there is one."""
+        out = torch.empty_like(x)
+        start = self.start(self._gated_heads, {"S": spec, "BLOCK": max(8, power_of_2(spec.width))})
+        start[spec.heads, len(x)](x, gates, columns, weight, out, gates.stride(0))
+        return out
+
+    def cap(self, x: torch.Tensor, most: float) -> None:
+        """Bound logits x, fp32, in place."""
+        count = x.numel()
+        self.start(self._cap, {"CAP": most, "BLOCK": WIDE}, warps=4)[-(-count // WIDE), 1](x, count)
+
+    def route(
+        self, rule: Route, logits: torch.Tensor, bias: torch.Tensor | None, scales: torch.Tensor | None = None
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """From a router's logits [T, experts] fp32 to ids [T, chosen] int64 and weights [T, chosen] fp32. `scales`
+        [experts] fp32 of the weights."""
         ids = torch.empty(len(logits), rule.chosen, dtype=torch.int64, device=logits.device)
         weights = torch.empty(len(logits), rule.chosen, dtype=torch.float32, device=logits.device)
-        sizes = {"EXPERTS": max(8, power_of_2(rule.experts)), "CHOSEN": max(8, power_of_2(rule.chosen))}
-        self._start(self._route, {"R": rule, **sizes})[len(logits), 1](logits, bias, ids, weights)
+        counts = {"EXPERTS": rule.experts, "CHOSEN": rule.chosen, "GROUPS": rule.groups.count if rule.groups else 1}
+        sizes = {name: max(8, power_of_2(count)) for name, count in counts.items()}
+        self.start(self._route, {"R": rule, **sizes})[len(logits), 1](logits, bias, scales, ids, weights)
         return ids, weights
 
     def activate(self, spec: Gate, x: torch.Tensor) -> torch.Tensor:
         """[T, width] fp32 of rows of gates and ups [T, 2 * width]."""
         out = torch.empty(len(x), spec.width, dtype=torch.float32, device=x.device)
-        start = self._start(self._activate, {"SPEC": spec, "BLOCK": WIDTH})
+        start = self.start(self._activate, {"SPEC": spec, "BLOCK": WIDTH})
         start[-(-spec.width // WIDTH), len(x)](x, out)
         return out
 
@@ -160,11 +183,12 @@ class LayerKernels:
         of -1 left out, and `shared` [T, width], times the sigmoid of its gate [T] where there is one."""
         (count, chosen), width = pairs.shape, outputs.shape[1]
         found = torch.empty(count, width, dtype=out, device=outputs.device)
-        start = self._start(self._combine, {"CHOSEN": chosen, "WIDTH": width, "BLOCK": WIDTH}, warps=4)
+        start = self.start(self._combine, {"CHOSEN": chosen, "WIDTH": width, "BLOCK": WIDTH}, warps=4)
         start[-(-width // WIDTH), count](outputs, pairs, weights, shared, shared_gate, found)
         return found
 
-    def _start(self, kernel: object, constants: dict[str, Any], warps: int = 1) -> Starter:
+    def start(self, kernel: object, constants: Mapping[str, Any], warps: int = 1) -> Starter:
+        """A kernel of these constants, of which there is one for all layers."""
         key = kernel, *constants.values()
         found = self._starters.get(key)
         if found is None:

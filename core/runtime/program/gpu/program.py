@@ -7,28 +7,35 @@ only wait for the device. All else is launched on the current stream, some twelv
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import functools
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
 
-from core.errors import ModelError
 from core.hf.discover import ExpertsSite
-from core.memory.codec.fast.gpu.dense import DenseKernels, DenseProducts, Placed
+from core.memory.codec.fast.gpu.dense import DenseKernels, DenseProducts
 from core.memory.codec.fast.products import CanonicalProducts
 from core.memory.codec.kernels import Launcher
 from core.memory.to_device import to_device
 from core.runtime.batch import Batch
+from core.runtime.kv_cache import KVCache
 from core.runtime.program.attention import Attention
 from core.runtime.program.bind import Layer, bind
 from core.runtime.program.called import Experts, called
+from core.runtime.program.delta_net import DeltaNet
 from core.runtime.program.feed_forward import Dense, Routed
+from core.runtime.program.gpu.attention import GpuAttention
+from core.runtime.program.gpu.delta_net import GpuDeltaNet
 from core.runtime.program.gpu.host_copies import HostCopies
-from core.runtime.program.gpu.layer import Cached, LayerKernels
-from core.runtime.program.mixer import Text
+from core.runtime.program.gpu.latent_attention import GpuLatentAttention
+from core.runtime.program.gpu.layer import LayerKernels
+from core.runtime.program.gpu.mixer import GpuMixer, Rows, product_of, tensor_of
+from core.runtime.program.latent_attention import LatentAttention
+from core.runtime.program.mixer import Mixer, Text
 from core.runtime.program.program import Hits
 from core.runtime.program.texts import texts_of
-from core.runtime.program.weights import NormWeight, Weight
+from core.runtime.program.weights import NormWeight
 from core.runtime.sequence_kv import SequenceKV
 
 
@@ -43,13 +50,12 @@ class GpuProgram:
     ) -> None:
         """Raises ModelError, with the reason, where the model is not known."""
         self.form = bind(model, sites, context, HostCopies(device))
-        if self.form.logits_cap:
-            raise ModelError("on a GPU the fast arithmetic knows no bounds of logits")
         self._device, self._parts = device, self.form.parts
         self._kernels, self._dense = LayerKernels(launcher), DenseKernels(launcher)
-        self._layers = [GpuLayer(layer, self._dense) for layer in self.form.layers]
+        self._layers = [GpuLayer(layer, self._dense, self._kernels) for layer in self.form.layers]
         self._head = product_of(self._dense, self.form.head)
         self._ones = torch.ones(1, 1, device=device)
+        self._holding: KVCache | None = None  # whose states the latest pass has left as they were
 
     def products(self) -> Iterator[CanonicalProducts]:
         """Of a CPU, whose ways are timed: none."""
@@ -57,11 +63,25 @@ class GpuProgram:
 
     @torch.inference_mode()
     def compute(self, batch: Batch, keep: int, experts: Experts, hits: Hits | None = None) -> torch.Tensor:
-        """As `core.runtime.batch.compute` -> logits [keep * shares, V] in fp32."""
+        """As `core.runtime.batch.compute` -> logits [keep * shares, V] in fp32. Of a decode pass with logits of several
+        rows, some may be taken back (`KVCache.take_back`)."""
+        if self._holding is not None:
+            self._holding.settle()
+            self._holding = None
         with texts_of(self.form, self._parts, batch, keep, self._device) as (positions, texts):
+            later = list[Callable[[int], None]]() if self._holds(batch, keep) else None
             told = to_device([*batch.tokens, *positions], self._device, torch.int64)
             tokens, where = told.split(batch.size)
-            return self._pass(texts, tokens, where, experts)
+            logits = self._pass(texts, tokens, where, experts, later=later)
+        if later:
+            self._holding = texts[0].kv.memory
+            self._holding.hold(len(batch.tokens), functools.partial(_settle, later))
+        return logits
+
+    @staticmethod
+    def _holds(batch: Batch, keep: int) -> bool:
+        """Whether some of its rows may be taken back, so that states stay as they are."""
+        return batch.phase == "decode" and keep > 1 and len(batch.shares) == 1
 
     def token(
         self, kv: SequenceKV, token: torch.Tensor, position: torch.Tensor, most: int, experts: Experts
@@ -72,12 +92,19 @@ class GpuProgram:
         return self._pass([Text(kv, held, 1, 1)], token, position, experts, most)
 
     def _pass(
-        self, texts: Sequence[Text], tokens: torch.Tensor, where: torch.Tensor, experts: Experts, most: int = 0
+        self,
+        texts: Sequence[Text],
+        tokens: torch.Tensor,
+        where: torch.Tensor,
+        experts: Experts,
+        most: int = 0,
+        later: list[Callable[[int], None]] | None = None,
     ) -> torch.Tensor:
-        """The logits of tokens [T] at positions [T]; `most` positions of each text, 0 = those that the host knows."""
+        """The logits of tokens [T] at positions [T]; `most` positions of each text, 0 = those that the host knows;
+        `later`: as `Rows` has it."""
         x, delta = self._embedded(tokens), None
         for number, layer in enumerate(self._layers):
-            delta = self._layer(number, layer, x, delta, where, texts, experts, most)
+            delta = self._layer(layer, x, delta, Rows(number, texts, where, most, later), experts)
         return self._logits(x, delta, texts)
 
     def _embedded(self, tokens: torch.Tensor) -> torch.Tensor:
@@ -92,20 +119,17 @@ class GpuProgram:
 
     def _layer(
         self,
-        number: int,
         layer: GpuLayer,
         x: torch.Tensor,
         delta: torch.Tensor | None,
-        where: torch.Tensor,
-        texts: Sequence[Text],
+        rows: Rows,
         experts: Experts,
-        most: int,
     ) -> torch.Tensor:
         """[T, H] that is added to the residual stream x after the layer, which gets what was added before it, `delta`,
-        and what the layer's attention adds."""
-        of, factor = layer.form, self.form.layers[number - 1].factor if number else None
+        and what the layer's mixer adds."""
+        of, factor = layer.form, self.form.layers[rows.number - 1].factor if rows.number else None
         normed = self._read(of.before, x, delta, factor)
-        mixed = layer.o(self._attended(number, layer, normed, where, texts, most))
+        mixed = layer.mixer(normed, rows)
         if of.mixed is not None:
             self._norm(of.mixed, mixed, None, mixed)
         normed = self._read(of.after, x, mixed)
@@ -119,47 +143,25 @@ class GpuProgram:
             self._norm(of.added, added, None, added)
         return added
 
-    def _attended(
-        self, number: int, layer: GpuLayer, normed: torch.Tensor, where: torch.Tensor, texts: Sequence[Text], most: int
-    ) -> torch.Tensor:
-        """[T, query_heads * width] fp32."""
-        of = layer.attention
-        turned, attending = of.kernels()
-        qkv = layer.qkv(normed)
-        first = 0
-        for across in of.across or ():
-            part = qkv[:, first : first + across.form.width]
-            self._norm(across, part, None, part)
-            first += across.form.width
-        q, out = (torch.empty(len(qkv), of.query_heads, of.width, device=qkv.device) for _ in range(2))
-        size, begin = of.width * of.cache.itemsize, 0
-        weights = (tensor_of(of.q_norm), tensor_of(of.k_norm)) if turned.norm is not None else (None, None)
-        for text in texts:
-            held, parts = text.held[number], of.written(text.rows)
-            k, v = held.addresses
-            cached = Cached(k, v, held.positions * size, size, held.positions * size, size)
-            for first in parts:
-                rows = min(parts.step, text.rows - first)
-                some = slice(begin + first, begin + first + rows)
-                angles = of.angles.cos, of.angles.sin
-                self._kernels.rotate(turned, qkv[some], of.bias, weights, angles, where[some], q[some], cached)
-                end = most or text.kv.length + first + rows
-                self._kernels.attend(attending, q[some], cached, where[some], of.sinks, out[some], end, of.window)
-            begin += text.rows
-        return out.view(len(qkv), -1)
-
     def _routed(
         self, layer: GpuLayer, rest: Routed, x: torch.Tensor, normed: torch.Tensor, experts: Experts
     ) -> torch.Tensor:
         """What a router's experts, and the one that all tokens share, add."""
         assert layer.router is not None
-        logits = layer.router(normed)
-        routed = logits, *self._kernels.route(rest.route, logits, rest.correction)
-        added = called(layer.form, rest, self.form.dtype, (x, normed), routed, experts)
+        beside, states, given = rest.beside, normed, normed
+        if beside is not None:
+            states, given = self._read(beside.router, x, None), self._read(beside.experts, x, None)
+        logits = layer.router(states)
+        scales = beside.scales if beside is not None else None
+        routed = logits, *self._kernels.route(rest.route, logits, rest.correction, scales)
+        added = called(layer.form, rest, self.form.dtype, (x, given), routed, experts)
         if rest.shared is None:
             return added
         assert layer.dense is not None
         shared, gate = self._feed(layer.dense, rest.shared, normed), layer.shared_gate
+        if beside is not None:
+            self._norm(beside.after_experts, added, None, added)
+            self._norm(beside.after_shared, shared, None, shared)
         return self._sum(added, shared, None if gate is None else gate(normed))
 
     def _feed(self, products: tuple[DenseProducts, DenseProducts], of: Dense, normed: torch.Tensor) -> torch.Tensor:
@@ -207,43 +209,39 @@ class GpuProgram:
             factor = form.layers[-1].factor
             self._norm(form.norm, x[some], delta[some], normed[-1], form.residual_scale, factor)
         logits = self._head(normed[0] if len(normed) == 1 else torch.cat(normed))
-        return logits.mul_(form.logits_scale) if form.logits_scale != 1 else logits
+        if form.logits_scale != 1:
+            logits.mul_(form.logits_scale)
+        if form.logits_cap:
+            self._kernels.cap(logits, form.logits_cap)
+        return logits
 
 
 class GpuLayer:
-    """A decoder layer, and its products."""
+    """A decoder layer: its mixer, and its products."""
 
-    def __init__(self, form: Layer, kernels: DenseKernels) -> None:
-        """Raises ModelError where it is of a kind that a GPU's kernels do not know."""
-        of, rest = form.mixer, form.rest
-        if not isinstance(of, Attention) or of.gates is not None:
-            raise ModelError("on a GPU the fast arithmetic knows plain attention alone, without gates")
-        self.form, self.attention = form, of
-        self.qkv, self.o = product_of(kernels, of.q, of.k, of.v), product_of(kernels, of.o)
+    def __init__(self, form: Layer, dense: DenseKernels, kernels: LayerKernels) -> None:
+        self.form, rest = form, form.rest
+        self.mixer = mixer_of(form.mixer, dense, kernels)
         self.router = self.shared_gate = None
         if isinstance(rest, Routed):
-            if rest.route.groups is not None or rest.beside is not None:
-                raise ModelError(
-                    "on a GPU the fast arithmetic knows neither groups of experts nor experts beside a layer"
-                )
-            self.router = product_of(kernels, rest.router)
-            self.shared_gate = None if rest.shared_gate is None else product_of(kernels, rest.shared_gate)
-        dense = form.dense
-        self.dense = (
-            (product_of(kernels, dense.gate, dense.up), product_of(kernels, dense.down)) if dense is not None else None
-        )
+            self.router = product_of(dense, rest.router)
+            self.shared_gate = None if rest.shared_gate is None else product_of(dense, rest.shared_gate)
+        of = form.dense
+        self.dense = (product_of(dense, of.gate, of.up), product_of(dense, of.down)) if of is not None else None
 
 
-def product_of(kernels: DenseKernels, *weights: Weight) -> DenseProducts:
-    """The product of rows by dense weights, one's results after the other's."""
-    biases = [one.bias for one in weights if one.bias is not None]
-    if biases and len(biases) < len(weights):
-        raise ModelError("on a GPU the fast arithmetic knows no biases of some of a layer's products")
-    bias = torch.cat(biases) if len(biases) > 1 else biases[0] if biases else None
-    return kernels.by([Placed(one.products.matrix, one.slot) for one in weights], bias)
+def mixer_of(form: Mixer, dense: DenseKernels, kernels: LayerKernels) -> GpuMixer:
+    """The mixer of a layer."""
+    if isinstance(form, Attention):
+        return GpuAttention(form, dense, kernels)
+    if isinstance(form, DeltaNet):
+        return GpuDeltaNet(form, dense, kernels)
+    assert isinstance(form, LatentAttention)
+    return GpuLatentAttention(form, dense, kernels)
 
 
-def tensor_of(norm: NormWeight | None) -> torch.Tensor | None:
-    """A norm's weights, which it is bound to."""
-    owner = norm.owner if norm is not None else None
-    return owner.detach() if isinstance(owner, torch.Tensor) else None
+@torch.inference_mode()
+def _settle(later: Sequence[Callable[[int], None]], rows: int) -> None:
+    """Bring all states to where they are after the first so many rows."""
+    for settle in later:
+        settle(rows)

@@ -8,7 +8,7 @@ from core.runtime.program.gpu.exp import exp, sigmoid
 from core.runtime.program.gpu.rms import total
 
 NONE = tl.constexpr(float("-inf"))
-NAN, TAKEN = tl.constexpr(choose.NAN), tl.constexpr(choose.TAKEN)
+NAN, TAKEN, LEAST = tl.constexpr(choose.NAN), tl.constexpr(choose.TAKEN), tl.constexpr(choose.LEAST)
 BEYOND = tl.constexpr(1 << 30)
 
 
@@ -34,6 +34,44 @@ def _lane_total(values: tl.tensor, COUNT: tl.constexpr) -> tl.tensor:
 lane_total = triton.jit(_lane_total)
 
 
+def _number_of(order: tl.tensor) -> tl.tensor:
+    """The number that has an order."""
+    return (order ^ ((order >> 31) & NAN)).to(tl.float32, bitcast=True)
+
+
+number_of = triton.jit(_number_of)
+
+
+def _first_of(orders: tl.tensor, at: tl.tensor) -> tl.tensor:
+    """The place, among places `at`, of the first of the greatest orders."""
+    return tl.min(tl.where(orders == tl.max(orders, 0), at, BEYOND), 0)
+
+
+first_of = triton.jit(_first_of)
+
+
+def _keep_groups(orders: tl.tensor, e: tl.tensor, G: tl.constexpr, COUNT: tl.constexpr) -> tl.tensor:
+    """The orders, with that of -inf in groups that are not kept. G: core.runtime.program.choose.Groups; COUNT: a power
+    of two that is no less than G.count."""
+    g = tl.arange(0, COUNT)
+    best = tl.zeros((COUNT,), tl.float32)
+    for group in range(G.count):
+        own = tl.where(e // G.size == group, orders, TAKEN)
+        sum_ = number_of(tl.max(own, 0))
+        if G.best == 2:
+            sum_ += number_of(tl.max(tl.where(e == first_of(own, e), TAKEN, own), 0))
+        best = tl.where(g == group, sum_, best)
+    places, kept = order(best, g < G.count), tl.zeros_like(e)
+    for _ in range(G.chosen):
+        group = first_of(places, g)
+        places = tl.where(g == group, TAKEN, places)
+        kept = tl.where(e // G.size == group, 1, kept)
+    return tl.where((kept == 0) & (e < G.count * G.size), LEAST, orders)
+
+
+keep_groups = triton.jit(_keep_groups)
+
+
 def _score(value: tl.tensor, greatest: tl.tensor, divisor: tl.tensor, SCORE: tl.constexpr) -> tl.tensor:
     """Scores of logits."""
     if SCORE == "softmax":
@@ -49,15 +87,17 @@ score = triton.jit(_score)
 def _route(
     logits: tl.tensor,
     bias: tl.tensor,
+    scales: tl.tensor,
     ids: tl.tensor,
     weights: tl.tensor,
     R: tl.constexpr,
     EXPERTS: tl.constexpr,
     CHOSEN: tl.constexpr,
+    GROUPS: tl.constexpr,
 ) -> None:
-    """R: core.runtime.program.route.Route, without groups and scales. A program is a token: logits [tokens, experts]
-    and bias [experts], fp32 -> ids [tokens, chosen], int64, and weights [tokens, chosen], fp32. EXPERTS and CHOSEN:
-    powers of two that are no less, and no less than 8."""
+    """R: core.runtime.program.route.Route. A program is a token: logits [tokens, experts], bias and scales [experts],
+    fp32 -> ids [tokens, chosen], int64, and weights [tokens, chosen], fp32. EXPERTS, CHOSEN and GROUPS: powers of two
+    that are no less, and no less than 8."""
     token = tl.program_id(0).to(tl.int64)
     logits += token * R.experts
     e = tl.arange(0, EXPERTS)
@@ -77,13 +117,18 @@ def _route(
         orders = order(score(own, greatest, divisor, R.score) + tl.load(bias + e, mask=known, other=0), known)
     else:
         orders = order(own, known)
+    if R.groups is not None:
+        orders = keep_groups(orders, e, R.groups, GROUPS)
     j = tl.arange(0, CHOSEN)
     chosen = tl.zeros((CHOSEN,), tl.float32)
+    factors = chosen
     for i in range(R.chosen):
-        place = tl.min(tl.where(orders == tl.max(orders, 0), e, BEYOND), 0)
+        place = first_of(orders, e)
         orders = tl.where(e == place, TAKEN, orders)
         tl.store(ids + token * R.chosen + i, place.to(tl.int64))
         chosen = tl.where(j == i, tl.load(logits + place), chosen)
+        if R.scales:
+            factors = tl.where(j == i, tl.load(scales + place), factors)
     there = j < R.chosen
     if R.score == "softmax_chosen":
         most = tl.max(tl.where((chosen == chosen) & there, chosen, NONE), 0)
@@ -96,6 +141,8 @@ def _route(
         value = tl.div_rn(value, tl.zeros_like(value) + (lane_total(value, CHOSEN) + R.epsilon))
     if R.scale != 1:
         value *= R.scale
+    if R.scales:
+        value *= factors
     tl.store(weights + token * R.chosen + j, value, mask=there)
 
 

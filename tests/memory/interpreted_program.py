@@ -65,13 +65,16 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {  # what is changed o
 
 @contextmanager
 def emulated() -> Iterator[None]:
-    """The emulated GPU, with the interpreter in the place of its kernels, and short trials at a load."""
+    """The emulated GPU, with the interpreter in the place of its kernels, and short trials at a load. Some of the
+    pieces of TEXT are many rows, which tensor cores multiply."""
     with installed(FakeCuda()) as fake, pytest.MonkeyPatch.context() as patch:
         interpreter = Interpreter(fake)
         patch.setattr("core.engine.pass_wiring.launcher_for", lambda device: interpreter)
         patch.setattr("core.hf.quantized_linear.available", lambda device: True)
         patch.setattr("core.engine.pass_wiring.PREFILL_CHUNK", 2)
         patch.setattr("core.engine.program_trial.TRIED", 3)
+        patch.setattr("core.memory.codec.fast.gpu.dense.TILED", 4)
+        patch.setattr("core.runtime.program.gpu.rows.TILED", 2)
         yield
     assert interpreter.launches and not fake.races.found, fake.races.found[:3]
 

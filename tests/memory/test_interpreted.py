@@ -126,6 +126,8 @@ def test_the_canonical_product_has_the_bits_that_a_cpu_has(some: dict[str, Any])
     differ = some["interpreted_fast"]
     for name in (*FAST, *APART, "int8-g32 odd", "turned", "rounded once", "expert int4-g32", "gate", "combine"):
         assert any(case.startswith(f"{name} ") or case == name for case in differ), name
+    for name in (FAST[0], *APART):  # many rows by tensor cores, with the bits of one at a time
+        assert any(case.startswith(f"{name} ") and case.endswith(" tiled") for case in differ), name
     assert not {case: count for case, count in differ.items() if count}
 
 

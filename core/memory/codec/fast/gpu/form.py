@@ -105,6 +105,21 @@ class Form:
         return self.inputs // self.size
 
     @property
+    def block_bytes(self) -> int:
+        """Of a block of codes, without the bits that are stored apart."""
+        return self.size * self.plane // 8
+
+    @property
+    def steps(self) -> tuple[int, ...]:
+        """Bits, whose sums are how far codes of a word are shifted."""
+        return {2: (4, 2), 4: (4,), 8: ()}[self.plane]
+
+    @property
+    def high_steps(self) -> tuple[int, ...]:
+        """The same of the bits that are stored apart."""
+        return {0: (), 1: (4, 2, 1), 2: (4, 2)}[self.high]
+
+    @property
     def prepared(self) -> int:
         """Words of a prepared row of x: four integers each; of each block its scale, the sum of its integers, and the
         same times the scale. A multiple of WIDE."""
@@ -137,6 +152,7 @@ class Joined:
 
     forms: tuple[Form, ...]
     columns: tuple[int, ...]
+    tile: int = 0  # rows of a matrix of a program; 0: as many as the threads of a warp have at once
 
     @property
     def count(self) -> int:
@@ -145,7 +161,8 @@ class Joined:
     @property
     def starts(self) -> tuple[int, ...]:
         """The first program of each matrix, and the one after the last."""
-        return tuple(accumulate((-(-one.outputs // (one.deep * one.across)) for one in self.forms), initial=0))
+        each = (-(-one.outputs // (self.tile or one.deep * one.across)) for one in self.forms)
+        return tuple(accumulate(each, initial=0))
 
     @property
     def programs(self) -> int:

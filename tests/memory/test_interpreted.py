@@ -174,6 +174,13 @@ def test_the_same_for_every_kind_of_model(arch: str) -> None:
     assert not {case: count for case, count in differ.items() if count}
 
 
+@pytest.mark.long(0.5)
+def test_a_prompts_next_layer_arrives_while_one_computes() -> None:
+    """No prefetch waits for what a layer computes, and the next layer finds its experts there or on their way."""
+    (found,) = interpreted("interpreted_streaming")
+    assert found["overlapping"] == found["copied"] >= 4 and found["used"] >= 4 and not found["differ"]
+
+
 # -- rotary embeddings -----------------------------------------------------------------------------------------------
 
 

@@ -11,6 +11,8 @@ import pytest
 import torch
 
 from core.memory.codec import FORMATS
+from core.memory.codec.kernels.blocks import coded
+from core.memory.codec.kernels.check import SHAPE, variants
 from core.runtime.program.gpu import check, check_layer
 from core.runtime.program.gpu.check import (
     CODED,
@@ -145,6 +147,18 @@ def test_what_a_layer_computes_is_compiled_within_the_limits(
         assert got["loop"] <= GREW * (was["loop"] or was["instructions"]), (name, got, was)
         assert not re.findall(r"\.ftz|\.approx|div\.full", made.asm["ptx"]) and not made.metadata.enable_fp_fusion
     assert tried == {one for one in names_of_layer(capability) if one.split()[0] in names}
+
+
+def test_the_references_product_is_compiled_as_its_tile_sizes_say(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """core.memory.codec.kernels.blocks: instructions a weight, barriers, loads."""
+    pytest.importorskip("triton", reason="the package triton is not installed")
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+    _, made = next(variants(["int4-g64"], SHAPE, torch.bfloat16, 89))
+    got, tile = figures(made), coded(4, SHAPE[1] // 8)
+    assert not got["spills"] and not got["stack"] and got["loop_loads"]["128"] == tile.outputs * tile.across // 128  # type: ignore[index]
+    assert 4 < got["loop"] / (tile.outputs * tile.across * 8 / (32 * tile.warps)) < 6 and got["loop_barriers"] == 10  # type: ignore[operator]
 
 
 def test_the_longest_innermost_loop_is_found() -> None:

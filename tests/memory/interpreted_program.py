@@ -65,18 +65,22 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {  # what is changed o
 
 @contextmanager
 def emulated() -> Iterator[None]:
-    """The emulated GPU, with the interpreter in the place of its kernels, and short trials at a load. Some of the
-    pieces of TEXT are many rows, which tensor cores multiply."""
+    """The emulated GPU, with the interpreter in the place of its kernels, and short trials at a load."""
     with installed(FakeCuda()) as fake, pytest.MonkeyPatch.context() as patch:
         interpreter = Interpreter(fake)
         patch.setattr("core.engine.pass_wiring.launcher_for", lambda device: interpreter)
         patch.setattr("core.hf.quantized_linear.available", lambda device: True)
         patch.setattr("core.engine.pass_wiring.PREFILL_CHUNK", 2)
         patch.setattr("core.engine.program_trial.TRIED", 3)
-        patch.setattr("core.memory.codec.fast.gpu.dense.TILED", 4)
-        patch.setattr("core.runtime.program.gpu.rows.TILED", 2)
+        few_are_tiled(patch)
         yield
     assert interpreter.launches and not fake.races.found, fake.races.found[:3]
+
+
+def few_are_tiled(patch: pytest.MonkeyPatch) -> None:
+    """Some of the pieces of TEXT are then many rows, which tensor cores multiply."""
+    patch.setattr("core.memory.codec.fast.gpu.dense.TILED", 4)
+    patch.setattr("core.runtime.program.gpu.rows.TILED", 2)
 
 
 Gpu = Callable[[], AbstractContextManager[None]]

@@ -58,7 +58,7 @@ finding = triton.constexpr_function(_finding)
 
 def _taken_by_ptx(codes: tl.tensor, shift: tl.tensor, LOW: tl.constexpr, STEPS: tl.constexpr) -> tl.tensor:
     """[rows, K] int8: the bits LOW of bytes `codes`, each shifted right by its column's `shift` [K], a sum of some of
-    the STEPS, powers of two. A thread must have four bytes in a row."""
+    the STEPS, powers of two. A thread must have four bytes or more: whichever they are."""
     for i in tl.static_range(len(STEPS)):
         mask = tl.broadcast_to((0 - (shift // STEPS[i] & 1)).to(tl.int8)[None, :], codes.shape)
         codes = tl.inline_asm_elementwise(moving(STEPS[i]), "=r,r,r", [codes, mask], tl.int8, True, 4)

@@ -32,7 +32,7 @@ class Groups(NamedTuple):
 
     bases: torch.Tensor  # int64
     ids: torch.Tensor  # int64 [experts]
-    ends: torch.Tensor  # int32 [experts + 1]
+    ends: torch.Tensor  # int32 or int64 [experts + 1]
     row: torch.Tensor  # int64 [rows of all experts]
 
 

@@ -97,8 +97,8 @@ def _product(
             y = JOIN(first_half, second_half, SPEC)
         tl.store(out + group * N + n, rounded(y, out.dtype.element_ty), mask=n < N)
     else:
-        last = tl.load(ends + group + 1)
-        for first in range(tl.load(ends + group), last, TOGETHER):
+        last = tl.load(ends + group + 1).to(tl.int32)
+        for first in range(tl.load(ends + group).to(tl.int32), last, TOGETHER):
             p = first + tl.arange(0, TOGETHER)
             given = begin + tl.load(index + tl.minimum(p, last - 1)) * stride
             y = rows(slot, given, row, X, TOGETHER, F)

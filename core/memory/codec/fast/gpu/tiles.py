@@ -142,8 +142,8 @@ def _tiled(
     if JOIN is not None:
         row = row * 2 + number // D if SPEC.interleaved else row + number // D * N
     n = tl.program_id(0) * D + tl.arange(0, D)
-    last = tl.load(ends + group + 1)
-    for first in range(tl.load(ends + group), last, TOGETHER):
+    last = tl.load(ends + group + 1).to(tl.int32)
+    for first in range(tl.load(ends + group).to(tl.int32), last, TOGETHER):
         p = first + tl.arange(0, TOGETHER)
         given = begin + tl.load(index + tl.minimum(p, last - 1)) * stride
         y = ended(tile(slot, given, row, F), slot, row[:, None], F)

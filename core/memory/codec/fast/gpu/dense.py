@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from core.memory.codec.fast.gpu.launch import OPTIONS, PREPARED_BLOCKS, TILE, TILE_OPTIONS, has_tiles
+from core.memory.codec.fast.gpu.launch import OPTIONS, PREPARED_BLOCKS, TILE, has_tiles, tile_options
 from core.memory.codec.kernels.products import ByTriton, Launcher, Starter
 from core.memory.codec.matrix import Matrix
 
@@ -45,7 +45,7 @@ class DenseKernels:
         key = kernel, *constants.values()
         found = self._starters.get(key)
         if found is None:
-            options = TILE_OPTIONS if kernel == "tiled" else OPTIONS
+            options = tile_options(constants["J"].forms[0]) if kernel == "tiled" else OPTIONS
             found = self._starters[key] = self._launcher(self._kernels[kernel], {**constants, **options})
         return found
 

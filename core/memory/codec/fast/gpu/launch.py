@@ -14,6 +14,7 @@ OPTIONS = {"num_warps": 1, "enable_fp_fusion": False}  # each fma is written, no
 MANY_REGISTERS = {"maxnreg": 168}  # of a thread: where some kernels would get 128 or 64, and spill
 TILE = {"ROWS": 64, "TOGETHER": 32}  # rows of a matrix, and rows of x, that tensor cores multiply at once
 TILE_OPTIONS = {**OPTIONS, "num_warps": 4}
+TILE_REGISTERS = {"maxnreg": 255}  # as above, where some would get 168
 SINCE = 8, 0  # compute capability from which Triton's compiler has tensor cores multiply integers
 
 
@@ -24,6 +25,11 @@ def has_tiles(device: torch.device) -> bool:
     if device.type != "cuda":
         return True  # the interpreter, or nothing is launched
     return torch.version.hip is None and torch.cuda.get_device_capability(device) >= SINCE
+
+
+def tile_options(form: Any) -> dict[str, Any]:
+    """Of a tile's kernel: those of tables with blocks of 64 inputs may take all registers."""
+    return TILE_OPTIONS | (TILE_REGISTERS if form.has_table and form.size == 64 else {})
 
 
 class Groups(NamedTuple):
@@ -57,7 +63,7 @@ class GpuProducts:
         self._join = {"JOIN": join, "SPEC": spec}
         self.outputs = matrix.outputs if join is None else matrix.outputs // 2
         self.programs = -(-matrix.outputs // (self.form.deep * self.form.across))
-        self._tiled = launcher(tiled, {**TILE, "F": self.form, **self._join, **TILE_OPTIONS})
+        self._tiled = launcher(tiled, {**TILE, "F": self.form, **self._join, **tile_options(self.form)})
 
     def prepare(self, x: torch.Tensor, tiled: bool = False) -> torch.Tensor:
         """Rows of x [n, in] as kernels take them: int32 [n, words], or x itself for plain weights."""

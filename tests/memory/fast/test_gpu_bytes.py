@@ -57,7 +57,7 @@ def word(*four: int) -> int:
 @pytest.mark.parametrize("step", [1, 2, 4])
 def test_masked_bytes_are_shifted_and_others_are_not(step: int) -> None:
     """What comes in from the next byte is above the bits that are kept, for all that is shifted at most."""
-    for some in itertools.product((0x00, 0x5A, 0xA5, 0xFF, 0x81), repeat=4):
+    for some in itertools.product((0x00, 0xA5, 0xFF), repeat=4):
         for masks in itertools.product((0, 255), repeat=4):
             got = run(integers._moving(step), word(*some), word(*masks)).to_bytes(4, "little")
             for byte, mask, one in zip(some, masks, got, strict=True):
@@ -68,7 +68,7 @@ def test_masked_bytes_are_shifted_and_others_are_not(step: int) -> None:
 @pytest.mark.parametrize(("low", "steps"), [(15, (4,)), (3, (4, 2)), (1, (4, 2, 1))])
 def test_codes_are_taken_out_of_bytes(low: int, steps: tuple[int, ...]) -> None:
     """Of every byte, each code by its own shift, whatever lies beside it."""
-    for byte, beside in itertools.product(range(256), (0, 255)):
+    for byte, beside in zip(range(256), itertools.cycle((0, 255, 165)), strict=False):
         for shifts in itertools.product((0, 1), repeat=len(steps)):
             found = word(beside, byte, beside, byte)
             for step, shift in zip(steps, shifts, strict=True):

@@ -59,7 +59,7 @@ def test_masked_bytes_are_shifted_and_others_are_not(step: int) -> None:
     """What comes in from the next byte is above the bits that are kept, for all that is shifted at most."""
     for some in itertools.product((0x00, 0xA5, 0xFF), repeat=4):
         for masks in itertools.product((0, 255), repeat=4):
-            got = run(integers._moving(step), word(*some), word(*masks)).to_bytes(4, "little")
+            got = run(integers.moving(step), word(*some), word(*masks)).to_bytes(4, "little")
             for byte, mask, one in zip(some, masks, got, strict=True):
                 kept = 255 >> step if mask else 255
                 assert one & kept == (byte >> step if mask else byte)
@@ -72,8 +72,8 @@ def test_codes_are_taken_out_of_bytes(low: int, steps: tuple[int, ...]) -> None:
         for shifts in itertools.product((0, 1), repeat=len(steps)):
             found = word(beside, byte, beside, byte)
             for step, shift in zip(steps, shifts, strict=True):
-                found = run(integers._moving(step), found, word(0, 255 * shift, 255, 255 * shift))
-            got = run(integers._keeping(low), found).to_bytes(4, "little")
+                found = run(integers.moving(step), found, word(0, 255 * shift, 255, 255 * shift))
+            got = run(integers.keeping(low), found).to_bytes(4, "little")
             by = sum(step * shift for step, shift in zip(steps, shifts, strict=True))
             assert got[1] == got[3] == byte >> by & low
 
@@ -82,7 +82,7 @@ def test_codes_are_taken_out_of_bytes(low: int, steps: tuple[int, ...]) -> None:
 def test_entries_of_tables_are_found(table: str) -> None:
     """Of every two codes beside each other."""
     one = Matrix(1, 64, False, 4, 32, table, Part(0, torch.uint8), None, Part(32, torch.uint8), None, None)
-    entries, assembly = meaning(one).entries, integers._finding(form(one).table)
+    entries, assembly = meaning(one).entries, integers.finding(form(one).table)
     for a, b in itertools.product(range(16), repeat=2):
         got = run(assembly, word(a, b, b, a)).to_bytes(4, "little")
         assert [*got] == [entries[code] & 255 for code in (a, b, b, a)]

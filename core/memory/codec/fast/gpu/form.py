@@ -8,6 +8,7 @@ import torch
 import triton.language as tl
 
 from core.memory.codec.bits import PLANES
+from core.memory.codec.fast.gpu.integers import finding, keeping, moving
 from core.memory.codec.fast.layout import block_of, meaning
 from core.memory.codec.matrix import Matrix, Part
 
@@ -118,6 +119,25 @@ class Form:
     def high_steps(self) -> tuple[int, ...]:
         """The same of the bits that are stored apart."""
         return {0: (), 1: (4, 2, 1), 2: (4, 2)}[self.high]
+
+    @property
+    def moving(self) -> tuple[str, ...]:
+        """Instructions for each of the `steps`."""
+        return tuple(map(moving, self.steps))
+
+    @property
+    def high_moving(self) -> tuple[str, ...]:
+        return tuple(map(moving, self.high_steps))
+
+    @property
+    def keeping(self) -> tuple[str, str]:
+        """Instructions that leave one code of a byte, and the bits above it."""
+        return keeping((1 << self.plane) - 1), keeping((1 << self.high) - 1)
+
+    @property
+    def finding(self) -> str:
+        """Instructions that find entries of the table."""
+        return finding(self.table) if self.table else ""
 
     @property
     def prepared(self) -> int:

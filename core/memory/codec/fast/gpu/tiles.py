@@ -32,15 +32,16 @@ def _weights(
     place = (row * (F.row_words * 4))[:, None] + (block * B + at % B)[None, :]
     codes = tl.load(begin + F.codes_at + place)
     if F.bits != 8:
-        codes = taken(codes, at // B * F.plane, (1 << F.plane) - 1, F.steps)
+        codes = taken(codes, at // B * F.plane, (1 << F.plane) - 1, F.steps, F.moving, F.keeping[0])
     if F.high:
         PER: tl.constexpr = 8 // F.high
         number = (at % B * F.shifts + at // B) % F.size  # of a block
         place = (row * (F.inputs // PER))[:, None] + (block * (F.size // PER) + number // PER)[None, :]
-        above = taken(tl.load(begin + F.high_at + place), number % PER * F.high, (1 << F.high) - 1, F.high_steps)
+        above, shift = tl.load(begin + F.high_at + place), number % PER * F.high
+        above = taken(above, shift, (1 << F.high) - 1, F.high_steps, F.high_moving, F.keeping[1])
         codes = codes | above << F.plane
     if F.has_table:
-        codes = entry(codes, F.table)
+        codes = entry(codes, F.table, F.finding)
     return tl.where((at < F.size)[None, :], codes, 0) if F.size < K else codes
 
 

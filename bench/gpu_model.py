@@ -3,7 +3,9 @@
 Led by the host, a token takes at least the longest of what the host, the GPU and the link do for it, if all three work
 side by side, and at most the host's or the GPU's time and then the link's. As a graph, it takes what the GPU reads, a
 fixed time a layer, which one H100 was measured to take, and the missing experts' way over the link: once, or twice
-where their copies into slots hold up the next token. Of the requested experts, at least the share is resident that has
+where their copies into slots hold up the next token. In the fast arithmetic a graph has fewer kernels, each of which is
+taken to cost as much as those of that graph did; missing experts are read over the link, or computed by the host beside
+the residents, whichever takes longer. Of the requested experts, at least the share is resident that has
 a slot (uniform routing), and at most what others report of LRU for Qwen3 30B-A3B.
 """
 
@@ -14,12 +16,16 @@ import numpy as np
 from core.capacity.forecast import REPORTED
 
 HOST_US = 380  # of Python and launches for each layer: 361 to 402 where the experts' products are left out, on a CPU
-GRAPH_US = (
-    103  # of a graph for each layer beyond what it reads: 6.1 ms a token of 48 layers on an H100, which read 3.4 GB
-)
-# at 3,000 GB/s (bench/results/accept-20261127-024700.json)
+GRAPH_US = 103  # of a graph for each layer beyond what it reads: 6.1 ms a token of 48 layers on an H100, which read
+# 3.4 GB at 3,000 GB/s (bench/results/accept-20261127-024700.json)
+GRAPH_KERNELS = 47  # of a layer of that graph, from a profile in the same file
+FAST_KERNELS = 14  # of a layer in the fast arithmetic (tests/cuda/test_fast.py, and four of its experts)
+CODED_KERNELS = 2  # more where dense layers are codes: states are prepared for two products
+HOST_GBPS = 56.0  # of a host that computes experts: 80 % of 70 GB/s, two channels of DDR5-4400: assumed
+HOST_WAIT_US = 15  # of a layer that has the host compute: assumed
 SPARE = 1.0  # GB of device memory for KV cache, workspace, graphs and the display
 INT4 = 4.5 / 8  # bytes a weight in groups of 64 with scales
+INT8 = 1.0
 BF16 = 2.0
 
 
@@ -57,51 +63,124 @@ MODELS = (
 )
 
 
+Range = tuple[float, float]
+
+
 class Expected(NamedTuple):
-    """Share of the experts in slots, and the least and most of the hit rate and of tokens a second: led by the host,
-    and as graphs."""
+    """Share of the experts in slots, and the least and most of the hit rate and of tokens a second: led by the host, as
+    graphs, and in the fast arithmetic as graphs, with the dense layers in int8, and with misses that the host computes
+    besides."""
 
     share: float
-    hit: tuple[float, float]
-    host: tuple[float, float]
-    graph: tuple[float, float]
+    hit: Range
+    host: Range
+    graph: Range
+    fast: Range
+    fast_int8: Range
+    fast_beside: Range
 
 
 def expected(card: Card, model: Model) -> Expected | None:
     """With experts in int4 and the rest in bf16; None where a token's experts do not fit with the rest."""
     blob = model.expert * 1e-3 * INT4  # GB, as everything here
     dense = model.dense * 1e-3 * BF16
-    slots = int((card.memory - SPARE - dense - model.embedding * 1e-3 * BF16) / blob)
-    if slots < model.layers * model.top_k:
+    share = slots_share(card, model, BF16)
+    if share is None:
         return None
-    share = min(1.0, slots / (model.layers * model.experts))
-    hit = share, max(share, float(np.interp(share, REPORTED[:, 0], REPORTED[:, 1])))
+    hit = hits(share)
     requested = model.layers * model.top_k
     host_s = model.layers * HOST_US / 1e6
     gpu_s = (dense + requested * blob) / card.memory_gbps
     slow_s, fast_s = (requested * (1 - one) * blob / card.link_gbps for one in hit)
     graph_s = gpu_s + model.layers * GRAPH_US / 1e6
     host = 1 / (max(host_s, gpu_s) + slow_s), 1 / max(host_s, gpu_s, fast_s)
-    return Expected(share, hit, host, (1 / (graph_s + 2 * slow_s), 1 / (graph_s + fast_s)))
+    graph = 1 / (graph_s + 2 * slow_s), 1 / (graph_s + fast_s)
+    ways = ((BF16, False), (INT8, False), (INT8, True))
+    return Expected(share, hit, host, graph, *(fast(card, model, kept, beside) for kept, beside in ways))
+
+
+def slots_share(card: Card, model: Model, kept: float) -> float | None:
+    """Of the experts, what has a slot, with dense layers of so many bytes a weight; None where a token's do not fit."""
+    rest = (model.dense * kept + model.embedding * BF16) * 1e-3
+    slots = int((card.memory - SPARE - rest) / (model.expert * 1e-3 * INT4))
+    return None if slots < model.layers * model.top_k else min(1.0, slots / (model.layers * model.experts))
+
+
+def hits(share: float) -> Range:
+    """Of the requested experts, how many are in slots: uniform routing, and as others report."""
+    return share, max(share, float(np.interp(share, REPORTED[:, 0], REPORTED[:, 1])))
+
+
+def fast(card: Card, model: Model, kept: float, beside: bool) -> Range:
+    """Tokens a second as graphs in the fast arithmetic, with dense layers of so many bytes a weight; `beside`: missing
+    experts are computed by the host."""
+    share = slots_share(card, model, kept)
+    assert share is not None
+    blob, requested = model.expert * 1e-3 * INT4, model.layers * model.top_k
+    kernels = FAST_KERNELS + (CODED_KERNELS if kept != BF16 else 0)
+    own_s = model.dense * 1e-3 * kept / card.memory_gbps + model.layers * kernels * GRAPH_US / GRAPH_KERNELS / 1e6
+    found = []
+    for hit in hits(share):
+        there_s, missing = requested * hit * blob / card.memory_gbps, requested * (1 - hit) * blob
+        if beside and missing:
+            found.append(1 / (own_s + max(there_s, missing / HOST_GBPS) + model.layers * HOST_WAIT_US / 1e6))
+        else:
+            found.append(1 / (own_s + there_s + missing / card.link_gbps))
+    return found[0], found[1]
+
+
+COLUMNS = (
+    "Card",
+    "Model, experts in int4",
+    "In slots",
+    "Hit rate",
+    "Tokens a second, led by the host",
+    "as graphs",
+    "`fast`, as graphs",
+    "and dense layers in int8",
+    "and misses by the host",
+)
 
 
 def table() -> str:
     """As Markdown."""
-    lines = [
-        "| Card | Model, experts in int4 | In slots | Hit rate | Tokens a second, led by the host | as graphs |",
-        "|---|---|---|---|---|---|",
-    ]
+    lines = [f"| {' | '.join(COLUMNS)} |", "|" + "---|" * len(COLUMNS)]
     for model in MODELS:
         for card in CARDS:
             found = expected(card, model)
             shown = (
-                "does not fit | - | - | -"
+                ["does not fit", *["-"] * 6]
                 if found is None
-                else f"{100 * found.share:.0f} % | {_range(100 * found.hit[0], 100 * found.hit[1])} % | "
-                f"{_range(*found.host)} | {_range(*found.graph)}"
+                else [
+                    f"{100 * found.share:.0f} %",
+                    f"{_range(100 * found.hit[0], 100 * found.hit[1])} %",
+                    *(_range(*one) for one in found[2:]),
+                ]
             )
-            lines.append(f"| {card.name} | {model.name} | {shown} |")
+            lines.append(f"| {card.name} | {model.name} | {' | '.join(shown)} |")
     return "\n".join(lines)
+
+
+def inputs() -> str:
+    """What the table is computed from."""
+    lines = [
+        f"{card.name}: {card.memory:g} GB at {card.memory_gbps:g} GB/s, link {card.link_gbps:g} GB/s" for card in CARDS
+    ]
+    lines += [
+        f"{model.name}: {model.layers} layers of {model.experts} experts of {model.expert:g} million parameters, top "
+        f"{model.top_k}; {model.dense:g} million others, embedding {model.embedding:g}"
+        for model in MODELS
+    ]
+    return "\n".join(
+        [
+            *lines,
+            f"bytes a weight: experts {INT4:g}, dense layers {BF16:g} or {INT8:g}; {SPARE:g} GB for everything else",
+            f"us a layer: {HOST_US} led by the host, {GRAPH_US} as a graph of {GRAPH_KERNELS} kernels",
+            f"fast: {FAST_KERNELS} kernels a layer, {CODED_KERNELS} more with dense layers in int8",
+            f"a host that computes misses: {HOST_GBPS:g} GB/s, {HOST_WAIT_US} us a layer",
+            f"share in slots -> hit rate at most: {', '.join(f'{a:g} -> {b:g}' for a, b in REPORTED.tolist())}",
+        ]
+    )
 
 
 def _range(least: float, most: float) -> str:
@@ -109,4 +188,4 @@ def _range(least: float, most: float) -> str:
 
 
 if __name__ == "__main__":
-    print(table())
+    print(table(), inputs(), sep="\n\n")

@@ -53,8 +53,14 @@ from core.runtime.telemetry import Telemetry
 from core.runtime.token_graph import TokenGraphs
 from core.runtime.trace_capture import TraceCapture
 from core.runtime.warmup import Threads, choose_threads, time_pass
+from core.system.wording import format_bytes
 
 log = logging.getLogger("moestro.load")
+SPILLED = (
+    "The GPU reads %s of the slots' %s as slowly as system memory: its driver took that in the place of memory that "
+    "other programs have. Choose a smaller budget, close what else uses the GPU, or switch off the driver's fallback "
+    "to system memory (NVIDIA's control panel, CUDA - Sysmem Fallback Policy)."
+)
 Profiles = Callable[[str], Profile | None]
 """Finds the profile of the model with this hash, if there is one."""
 
@@ -159,6 +165,8 @@ def _around(
 
     passes.expert_cache.pin(controller.placed.pinned)
     passes.fill(loaded)
+    if spilled := passes.arena.spilled_bytes():
+        log.warning(SPILLED, *map(format_bytes, (spilled, passes.arena.bytes)))
     passes = decided(passes)
     prefetcher.program_asks = passes.hooked.program is not None and passes.hooked.program.asks
     program = passes.hooked.program if isinstance(passes.hooked.program, Program) else None

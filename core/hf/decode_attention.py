@@ -3,14 +3,18 @@
 The number of positions may be on the device alone, so that a CUDA graph needs neither a mask nor positions that are not
 filled, and its bits are those of a token that the host leads. Attention modules that ask transformers' registry for
 what computes attention are given ours where it says "sdpa"; what ours does not take is computed by torch as before:
-several tokens, masks, several texts at once, and what a first trial finds to differ.
+several tokens, masks, several texts at once, and what a first trial finds to differ. Of torch's fused kernels flash
+attention alone knows heads that share keys and values. Where it cannot compute a call (compute capability below 8.0,
+builds without it, fp32) these are repeated first, as transformers does where there is a mask, or of one token the heads
+that share them are its rows: else torch would take the plain formula, with copies of everything in fp32.
 """
 
 from collections.abc import Callable, Mapping
+from types import SimpleNamespace
 from typing import Any, Final
 
 import torch
-from transformers.integrations.sdpa_attention import sdpa_attention_forward
+from transformers.integrations.sdpa_attention import repeat_kv, sdpa_attention_forward
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from core.hf.attention_launch import AttentionKernels, Shape, tried
@@ -59,6 +63,16 @@ class DecodeAttention:
             made = self._kernels(query, key, value, dropout, scaling, more)
             if made is not None:
                 return made(query, key, value, last), None
+        groups = getattr(module, "num_key_value_groups", 1)
+        if groups > 1 and attention_mask is None and not _knows_groups(query, key, value, dropout):
+            module = SimpleNamespace(is_causal=getattr(module, "is_causal", True))  # all that is asked of it
+            if query.shape[2] == 1:  # the heads that share are as rows of one
+                heads = query.view(len(query), key.shape[1], groups, query.shape[3])
+                out, _ = sdpa_attention_forward(
+                    module, heads, key, value, None, dropout, scaling, **{**more, "is_causal": False}
+                )
+                return out.transpose(1, 2).reshape(len(query), 1, query.shape[1], -1), None
+            key, value = repeat_kv(key, groups), repeat_kv(value, groups)
         return sdpa_attention_forward(  # type: ignore[no-any-return]
             module, query, key, value, attention_mask, dropout=dropout, scaling=scaling, **more
         )
@@ -89,6 +103,14 @@ class DecodeAttention:
                 return None
             self._made[key] = made = tried(shape, q.device)
             return made
+
+
+def _knows_groups(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, dropout: float) -> bool:
+    """Whether torch computes a call without a mask, of heads that share keys and values, by a fused kernel."""
+    if q.device.type != "cuda":
+        return True  # a CPU's does
+    asked = torch.backends.cuda.SDPAParams(q, k, v, None, dropout, q.shape[2] > 1, True)
+    return bool(torch.backends.cuda.can_use_flash_attention(asked))
 
 
 ATTENTION: Final = DecodeAttention()

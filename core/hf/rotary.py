@@ -86,8 +86,10 @@ def replace(model: nn.Module) -> list[nn.Module]:
         ours: dict[str, Any] = {name: Rotation(function) for name, function in _rotating(forward)}
         asks = _asks(forward, REGISTRY)
         device = _device(module) if (ours or asks) and OWN not in vars(module) else None
-        if device is None or not fused_rotary.available(device):
+        if device is None:
             continue
+        if not fused_rotary.available(device):
+            ours = {}
         if asks and device.type == "cuda":
             ours[REGISTRY] = ATTENTION
         if not ours:

@@ -14,6 +14,7 @@ from core.memory.codec.layers import LayerCodecs
 from core.memory.pages import aligned, page_up
 from core.memory.slabs import Slabs
 from core.memory.slot import Slot
+from core.memory.spilled import may_spill, spilled_bytes
 
 __all__ = ["Arena", "Slot"]
 
@@ -85,6 +86,10 @@ class Arena:
                 self._slabs.pack(stays, self._move)
         if self._slabs is not None:
             torch.cuda.empty_cache()  # freed memory is others', also between two answers
+
+    def spilled_bytes(self) -> int:
+        """Bytes of slots that the driver keeps in system memory (core.memory.spilled). Waits for the device."""
+        return spilled_bytes(self._slabs.memory) if self._slabs is not None and may_spill(self.device) else 0
 
     def __len__(self) -> int:
         return len(self._slots)

@@ -64,6 +64,11 @@ class Slabs:
         """Device bytes of all slabs."""
         return self._places * self._cost
 
+    @property
+    def memory(self) -> list[torch.Tensor]:
+        """Of each slab."""
+        return [slab.memory for slab in self._slabs]
+
     def take(self, slot: Slot) -> torch.Tensor:
         """Memory for a slot. Raises torch.OutOfMemoryError, with nothing allocated."""
         slab = max((one for one in self._slabs if one.free), key=lambda one: len(one.held), default=None)

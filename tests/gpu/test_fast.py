@@ -28,8 +28,9 @@ def test_a_layer_beside_its_experts(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("arch", programs.CASES)
-def test_whole_models(arch: str) -> None:
-    """With all experts in slots and with half of them, in pieces and token by token."""
+def test_whole_models(arch: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With all experts in slots and with half of them, in pieces and token by token; some pieces by tensor cores."""
+    programs.few_are_tiled(monkeypatch)
     launcher_for(torch.device("cuda"))
     differ = programs.compared(arch, programs.CUTS, nullcontext)
     assert not {case: count for case, count in differ.items() if count}

@@ -53,6 +53,8 @@ def found(which: str) -> dict[str, int]:
         products(name, 3, 1, [1], torch.float32, torch.float32, differ)
     for name in (*CODED, *PLAIN) if whole else ():
         draw(name, 6, differ)
+    if whole:  # more rows than a tile has, of both
+        products("int4-g32", 70, 9, [33, 2], torch.bfloat16, torch.float32, differ)
     odd_numbers(differ, ("int4-g64", "mxfp4", "int8", "float32") if whole else ("int8-g32",))
     turned(differ)
     rounded_once(differ)
@@ -103,6 +105,8 @@ def products(
     parts = zip(slots, x[index].split(counts), strict=True)
     wanted = torch.cat([product_oracle.product(one, slot, some) for slot, some in parts]).to(out)
     differ[f"{label} several"] = differing(products.several(groups, x, out), wanted)
+    if one.bits:
+        differ[f"{label} tiled"] = differing(products.several(groups, x, out, tiled=True), wanted)
 
 
 def odd_numbers(differ: dict[str, int], formats: tuple[str, ...]) -> None:
@@ -116,7 +120,12 @@ def odd_numbers(differ: dict[str, int], formats: tuple[str, ...]) -> None:
         x[-1, ::32] = 127.0
         products = GpuProducts(one)
         got = torch.cat([products.few([slots[0]], row[None]) for row in x])
-        differ[f"{name} odd"] = differing(got, product_oracle.product(one, slots[0], x))
+        wanted = product_oracle.product(one, slots[0], x)
+        differ[f"{name} odd"] = differing(got, wanted)
+        if one.bits:
+            ends = torch.tensor([0, len(x)], dtype=torch.int32)
+            groups = Groups(torch.tensor([slots[0].data_ptr()]), torch.zeros(1).long(), ends, torch.arange(len(x)))
+            differ[f"{name} odd, tiled"] = differing(products.several(groups, x, tiled=True), wanted)
 
 
 def turned(differ: dict[str, int]) -> None:
@@ -189,8 +198,10 @@ def expert(
     pairs[order] = torch.arange(len(pairs))
     ends = torch.cat([torch.zeros(1, dtype=torch.int64), torch.bincount(ids.flatten(), minlength=3).cumsum(0)])
     groups = Groups(table, torch.arange(3), ends.int(), order // chosen)
-    got = experts.tokens(groups, x, pairs.view(tokens, chosen), weights)
-    return {**differ, "tokens": differing(got, torch.cat(wanted))}
+    for what, tiled in {"tokens": False, "tokens, tiled": True}.items():
+        got = experts.tokens(groups, x, pairs.view(tokens, chosen), weights, tiled)
+        differ[what] = differing(got, torch.cat(wanted))
+    return differ
 
 
 GATES = {

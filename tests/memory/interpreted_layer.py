@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from core.memory.codec.fast.gpu.dense import DenseKernels, Placed
+from core.memory.codec.fast.gpu.dense import TILED, DenseKernels, Placed
 from core.memory.codec.fast.steps import named, single
 from core.memory.codec.kernels import ByTriton, Launcher
 from core.runtime.program import attend, cap, gate, gated_heads, rms, rotate, route
@@ -125,7 +125,7 @@ def found(which: str) -> dict[str, int]:
             differ[f"attend {name}{odd} window"] = attended(spec, (70, 129), window=65, wild=wild)
     for names in JOINED:
         label = "product " + " ".join(name for name, _ in names)
-        differ |= {f"{label} of {count}": multiplied(names, count) for count in (1, 5)}
+        differ |= {f"{label} of {count}": multiplied(names, count) for count in (1, 5, TILED + 1)}
     return differ | {f"activation {name}": activated(spec) for name, spec in GATES.items()}
 
 

@@ -124,8 +124,15 @@ def emulated() -> Iterator[None]:
         patch.setattr("core.hf.quantized_linear.available", lambda device: True)
         patch.setattr("core.engine.pass_wiring.PREFILL_CHUNK", 2)
         patch.setattr("core.engine.program_trial.TRIED", 3)
+        few_are_tiled(patch)
         yield
     assert interpreter.launches and not fake.races.found, fake.races.found[:3]
+
+
+def few_are_tiled(patch: pytest.MonkeyPatch) -> None:
+    """Some of the pieces of TEXT are then many rows, which tensor cores multiply."""
+    patch.setattr("core.memory.codec.fast.gpu.dense.TILED", 4)
+    patch.setattr("core.runtime.program.gpu.rows.TILED", 2)
 
 
 WAYS = {"glm4_moe_lite": "as a graph", "qwen3_next": "by ids"}  # of OTHERWISE, of kinds that are not Qwen3-MoE's

@@ -139,6 +139,8 @@ def test_the_canonical_product_has_the_bits_that_a_cpu_has(some: dict[str, Any])
     differ = some["interpreted_fast"]
     for name in (*FAST, *APART, "int8-g32 odd", "turned", "rounded once", "expert int4-g32", "gate", "combine"):
         assert any(case.startswith(f"{name} ") or case == name for case in differ), name
+    for name in (FAST[0], *APART):  # many rows by tensor cores, with the bits of one at a time
+        assert any(case.startswith(f"{name} ") and case.endswith(" tiled") for case in differ), name
     assert not {case: count for case, count in differ.items() if count}
 
 
@@ -190,6 +192,13 @@ def test_the_same_for_every_kind_of_model(arch: str) -> None:
     (differ,) = interpreted(f"interpreted_program:{arch}")
     assert len(differ) >= 4
     assert not {case: count for case, count in differ.items() if count}
+
+
+@pytest.mark.long(0.5)
+def test_a_prompts_next_layer_arrives_while_one_computes() -> None:
+    """No prefetch waits for what a layer computes, and the next layer finds its experts there or on their way."""
+    (found,) = interpreted("interpreted_streaming")
+    assert found["overlapping"] == found["copied"] >= 4 and found["used"] >= 4 and not found["differ"]
 
 
 # -- rotary embeddings -----------------------------------------------------------------------------------------------

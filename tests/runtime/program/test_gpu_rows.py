@@ -34,7 +34,7 @@ class Factors:
     def outputs_at(self, addresses: Sequence[int], x: torch.Tensor) -> torch.Tensor:
         return torch.cat([x * self._at[address] for address in addresses])
 
-    def outputs(self, groups: Groups, x: torch.Tensor) -> torch.Tensor:
+    def outputs(self, groups: Groups, x: torch.Tensor, tiled: bool) -> torch.Tensor:
         bases, ids, ends, row = (one.tolist() for one in groups)
         return torch.cat([x[row[ends[g] : ends[g + 1]]] * self._at[bases[expert]] for g, expert in enumerate(ids)])
 

@@ -1,9 +1,10 @@
 """Tile sizes per program: chosen by shape from a small table, not autotuned on the target machine.
 
-A program of the coded and plain row kernels is one warp: the threads of a warp exchange states without a barrier, and a
-few rows per program give thousands of programs per launch, each with 2 to 4 kB of weights in flight. The sizes come
-from inspecting the compiled code for compute capabilities 8.0, 8.9 and 9.0: no register spills, 16-byte loads of
-weights, about three instructions per 4-bit weight.
+A program of the coded and plain row kernels is one warp: a few rows per program give thousands of programs per launch,
+each with 2 to 4 kB of weights in flight. The sizes come from inspecting the compiled code for compute capabilities 8.0,
+8.9 and 9.0: no register spills, 16-byte loads of weights. With int4-g64 a step has some five instructions per weight,
+and the threads exchange states through shared memory, with ten barriers of the one warp
+(tests/runtime/program/test_gpu_code.py).
 """
 
 from typing import NamedTuple

@@ -19,9 +19,9 @@ from typing import Any
 
 import torch
 
-from core.memory.codec import Numbers, PartSpec, make_codec
+from core.memory.codec import FORMATS, Numbers, PartSpec, make_codec
 from core.memory.codec.base import Base
-from core.memory.codec.fast.gpu.launch import Groups
+from core.memory.codec.fast.gpu.launch import SINCE, Groups
 from core.memory.codec.kernels.build import compiled
 from core.memory.codec.matrix import matrix
 from core.runtime.program.gate import Gate
@@ -32,15 +32,16 @@ from core.runtime.program.gpu.recorder import META, Recorder, meta
 TARGETS = (75, 80, 86, 89, 90, 100, 120)
 HIDDEN, INNER, CHOSEN = 2048, 768, 8
 KINDS = ("up", "down", "up of several", "down of several")
+TILED = ("up in tiles", "down in tiles")  # of codes, where the compiler has tensor cores multiply them
 OTHERS = ("combine", "prepare for up", "prepare for down")
 CODED = ("checkpoint", "int8", "int4-g64", "mxfp4", "int3", "q5_k", "q6_k")  # one format of each kind of code
 Figures = dict[str, int | dict[str, int]]
 
 
 def kernels(
-    name: str, dtype: torch.dtype, capability: int, kinds: Sequence[str] = (*KINDS, *OTHERS)
+    name: str, dtype: torch.dtype, capability: int, kinds: Sequence[str] = (*KINDS, *TILED, *OTHERS)
 ) -> Iterator[tuple[str, Any]]:
-    """(kind, compiled kernel) of experts in a format, as they are launched for one token and for several."""
+    """(kind, compiled kernel) of experts in a format, as they are launched for one token, for several and for many."""
     specs = {
         "gate_up_proj": PartSpec((2 * INNER, HIDDEN), dtype),
         "down_proj": PartSpec((HIDDEN, INNER), dtype),
@@ -56,21 +57,30 @@ def kernels(
     ids, pairs = meta(torch.int64, CHOSEN), meta(torch.int64, 1, CHOSEN)
     groups = Groups(ids, ids, meta(torch.int32, CHOSEN + 1), ids)
     experts.tokens(groups, x, pairs, meta(torch.float32, 1, CHOSEN))
+    experts.outputs(groups, x, tiled=True)
     named: dict[str, list[Any]] = {}
     for one in recorder.launched:
         named.setdefault(one[0].__name__, []).append(one)
-    up, several_up, several_down = named["_product"]
+    up, several_up, several_down = named["_product"][:3]
     each = dict(zip(KINDS, (up, *named["_down"], several_up, several_down), strict=True))
     each |= dict(zip(OTHERS, (*named["_combine"], *named.get("_prepare", [])[:2]), strict=False))
+    if has_tiles(name, capability):
+        each |= dict(zip(TILED, named["_tiled"], strict=True))
     for kind in kinds:
         if kind in each:  # plain weights need no preparation
             kernel, constants, given = each[kind]
             yield kind, compiled(kernel, constants, given, capability)
 
 
+def has_tiles(name: str, capability: int) -> bool:
+    """Whether a format's products are multiplied in tiles on a GPU."""
+    return not FORMATS[name].is_plain and divmod(capability, 10) >= SINCE
+
+
 def figures(made: Any) -> Figures:
     """Of a compiled kernel: registers, bytes of stack, instructions on the stack's memory, instructions and barriers of
-    its longest innermost loop (0 = none), and how often each width of load is in that loop, or in all."""
+    its longest innermost loop (0 = none), how often each width of load is in that loop, or in all, and instructions
+    that have tensor cores multiply 8-bit integers."""
     instructions, labels = disassembled(made.asm["cubin"])
     loop = longest_loop(instructions, labels)
     loads = Counter(width_of(one) for one in loop or instructions if one.startswith("LDG"))
@@ -84,6 +94,7 @@ def figures(made: Any) -> Figures:
         "loop": len(loop),
         "loop_barriers": sum(one.startswith("BAR") for one in loop),
         "loop_loads": {str(bits): count for bits, count in sorted(loads.items())},
+        "tensor_cores": sum(bool(re.match(r"IMMA|IGMMA|UTCIMMA", one)) for one in instructions),
     }
 
 
@@ -133,7 +144,7 @@ def every(capabilities: Sequence[int], formats: Sequence[str] = CODED) -> dict[s
     for capability in capabilities:
         each = found[f"sm_{capability}"] = {}
         for name in formats:
-            for kind, made in kernels(name, torch.bfloat16, capability, KINDS):
+            for kind, made in kernels(name, torch.bfloat16, capability, (*KINDS, *TILED)):
                 each[f"{name} {kind}"] = figures(made)
         each |= {name: figures(made) for name, made in check_layer.kernels(capability)}
     return found

@@ -15,7 +15,8 @@ import torch
 
 from core.memory.codec import PartSpec, make_codec
 from core.memory.codec.base import Base
-from core.memory.codec.fast.gpu.dense import DenseKernels, Placed
+from core.memory.codec.fast.gpu.dense import TILED, DenseKernels, Placed
+from core.memory.codec.fast.gpu.launch import SINCE
 from core.memory.codec.kernels.build import compiled
 from core.memory.codec.matrix import Matrix, matrix
 from core.runtime.program.absorb import Absorb
@@ -153,6 +154,7 @@ NAMES = (
     *[f"{name} {kernel}" for name, (_, launched) in LAYER.items() for kernel in launched],
     *[f"{name} qkv{several}" for name in DENSE for several in ("", " of several")],
 )
+IN_TILES = tuple(f"{name} qkv in tiles" for name in DENSE if name != "checkpoint")  # where tensor cores multiply codes
 
 
 def kernels(capability: int, names: tuple[str, ...] = (*LAYER, *DENSE)) -> Iterator[tuple[str, Any]]:
@@ -164,12 +166,14 @@ def kernels(capability: int, names: tuple[str, ...] = (*LAYER, *DENSE)) -> Itera
         else:
             placed = [Placed(_matrix(name, outputs), 1 << 40) for outputs in (HEADS * WIDTH, *[KV_HEADS * WIDTH] * 2)]
             product = DenseKernels(recorder).by(placed)
-            for count in (1, 2):
+            for count in (1, 2, TILED) if divmod(capability, 10) >= SINCE and name != "checkpoint" else (1, 2):
                 product(meta(FP32, count, HIDDEN))
         for kernel, constants, given in recorder.launched:
             if kernel.__name__ == PREPARE:
                 continue
-            several = " of several" if constants.get("TOGETHER", 1) > 1 and name in DENSE else ""
+            several = " of several" if constants.get("TOGETHER", 1) > 1 else ""
+            if kernel.__name__ == "_tiled_joined":
+                several = " in tiles"
             label = f"{name} qkv{several}" if name in DENSE else f"{name} {kernel.__name__}"
             yield label, compiled(kernel, constants, given, capability)
 

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import torch
 
-from core.memory.codec.fast.gpu.launch import OPTIONS, GpuProducts, Groups
+from core.memory.codec.fast.gpu.launch import MANY_REGISTERS, OPTIONS, GpuProducts, Groups
 from core.memory.codec.kernels.products import BY_IDS, LANES, LANES_MOST, ByTriton, Launcher, Starter
 from core.memory.codec.matrix import Matrix
 from core.runtime.program.gate import Gate
@@ -53,16 +53,19 @@ class GpuExperts:
         start[self.down.programs, 1](acts, out, bases, where.ids, weights, acts.stride(0) * acts.itemsize)
         return out
 
-    def tokens(self, groups: Groups, x: torch.Tensor, pairs: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+    def tokens(
+        self, groups: Groups, x: torch.Tensor, pairs: torch.Tensor, weights: torch.Tensor, tiled: bool = False
+    ) -> torch.Tensor:
         """x [T, H] -> [T, H] of x's type. `pairs` [T, chosen] int64: the place among the rows of `outputs` of each
         token's experts in the router's order, -1 for one that is left out; `weights` [T, chosen] fp32."""
-        return self.summed(self.outputs(groups, x), pairs, weights, x.dtype)
+        return self.summed(self.outputs(groups, x, tiled), pairs, weights, x.dtype)
 
-    def outputs(self, groups: Groups, x: torch.Tensor) -> torch.Tensor:
+    def outputs(self, groups: Groups, x: torch.Tensor, tiled: bool = False) -> torch.Tensor:
         """x [T, H] -> [rows of all experts, H] fp32, one expert's after the other's. `groups.row`: the token of each
-        row of an expert."""
+        row of an expert. `tiled`: by tensor cores, which changes no bit."""
         each = torch.arange(len(groups.row), device=x.device)
-        return self.down.several(groups._replace(row=each), self.up.several(groups, x))
+        acts = self.up.several(groups, x, tiled=tiled)
+        return self.down.several(groups._replace(row=each), acts, tiled=tiled)
 
     def outputs_at(self, addresses: Sequence[int], x: torch.Tensor) -> torch.Tensor:
         """x [1, H] through experts at these addresses -> [experts, H] fp32."""
@@ -89,7 +92,14 @@ class GpuExperts:
 
     def _down(self, chosen: int, lanes: int) -> Starter:
         experts = 1 << (chosen - 1).bit_length()
-        constants = {"CHOSEN": chosen, "LANES": lanes, "EXPERTS": experts, "F": self.down.form, **OPTIONS}
+        constants = {
+            "CHOSEN": chosen,
+            "LANES": lanes,
+            "EXPERTS": experts,
+            "F": self.down.form,
+            **OPTIONS,
+            **MANY_REGISTERS,
+        }
         return self._start(self._kernels.down, (chosen, lanes), {**constants, "num_warps": experts})
 
     def _start(self, kernel: object, key: tuple[int, ...], constants: dict[str, object]) -> Starter:

@@ -15,7 +15,7 @@ from core.errors import ModelError
 from core.memory.arena import Slot
 from core.memory.codec import Codec
 from core.memory.codec.base import Base
-from core.memory.codec.fast.gpu.launch import Groups
+from core.memory.codec.fast.gpu.launch import Groups, has_tiles
 from core.memory.codec.kernels import Launcher
 from core.memory.codec.matrix import matrix
 from core.memory.to_device import to_device
@@ -25,6 +25,8 @@ from core.runtime.program.experts import gate_of
 from core.runtime.program.few import in_order
 from core.runtime.program.gpu.experts import GpuExperts, Where
 from core.runtime.rows import NOTHING, Routed
+
+TILED = 8  # rows of an expert, in the mean of those chosen, from which tensor cores multiply: a quarter of a tile
 
 
 class GpuMath(ExpertMath):
@@ -80,6 +82,7 @@ class GpuRows:
         for pair, expert in enumerate(self._chosen.ravel().tolist()):
             self._pairs.setdefault(expert, []).append(pair)
         self._pairs.pop(NOTHING, None)
+        self._tiled = self._chosen.size >= TILED * len(self._pairs) and has_tiles(hidden.device)
         self._places = [NOTHING] * self._chosen.size  # of each pair's output
         self._done, self._outputs = 0, list[torch.Tensor]()
         self._total: torch.Tensor | None = None
@@ -114,7 +117,8 @@ class GpuRows:
         )
         told = to_device([number for part in (*parts, ends) for number in part], self._x.device, torch.int64)
         bases, ids, rows, until = told.split([len(part) for part in (*parts, ends)])
-        self._add([one.expert for one in there], self._experts.outputs(Groups(bases, ids, until, rows), self._x))
+        outputs = self._experts.outputs(Groups(bases, ids, until, rows), self._x, self._tiled)
+        self._add([one.expert for one in there], outputs)
 
     def join(self, experts: Sequence[int], out: torch.Tensor) -> None:
         """Take the outputs [experts, H], fp32, of the only row through experts that were computed elsewhere."""

@@ -1,12 +1,13 @@
 """The canonical product on a GPU, in Triton: the bits of `core.memory.codec.fast`, which describes the order.
 
     form.py      what a kernel has to know of a matrix, as one compile-time constant
-    integers.py  products of four 8-bit integers, and entries of tables: NVIDIA's instructions, or an equal expression
+    integers.py  four 8-bit integers at once, and entries of tables: NVIDIA's instructions, or equal expressions
     floats.py    numbers of a slot, the tree over eight sums, rounding to a number type
     prepare.py   rounds rows of x to 8-bit integers
     codes.py     rows of codes times prepared rows of x
     plain.py     rows of plain numbers times rows of x
     product.py   the kernel of one product, for the rows of several experts
+    tiles.py     the same for many rows of x, by codes, with tensor cores
     launch.py    calls the kernels
     joined.py    the kernel of several dense matrices by the same rows
     dense.py     calls it

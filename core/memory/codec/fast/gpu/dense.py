@@ -7,11 +7,12 @@ from typing import Any, NamedTuple
 
 import torch
 
-from core.memory.codec.fast.gpu.launch import OPTIONS, PREPARED_BLOCKS
+from core.memory.codec.fast.gpu.launch import OPTIONS, PREPARED_BLOCKS, TILE, has_tiles, tile_options
 from core.memory.codec.kernels.products import ByTriton, Launcher, Starter
 from core.memory.codec.matrix import Matrix
 
 CHUNK = 32  # rows of x of a program
+TILED = 16  # rows of x from which tensor cores multiply codes: half of a tile
 
 
 class Placed(NamedTuple):
@@ -29,8 +30,10 @@ class DenseKernels:
         from core.memory.codec.fast.gpu import form
         from core.memory.codec.fast.gpu.joined import joined
         from core.memory.codec.fast.gpu.prepare import prepare
+        from core.memory.codec.fast.gpu.tiles import tiled_joined
 
-        self._forms, self._joined, self._prepare = form, joined, prepare
+        self._forms = form
+        self._kernels = {"joined": joined, "prepare": prepare, "tiled": tiled_joined}
         self._launcher, self._starters = launcher, dict[object, Starter]()
 
     def by(self, placed: Sequence[Placed], bias: torch.Tensor | None = None) -> DenseProducts:
@@ -42,8 +45,8 @@ class DenseKernels:
         key = kernel, *constants.values()
         found = self._starters.get(key)
         if found is None:
-            chosen = self._joined if kernel == "joined" else self._prepare
-            found = self._starters[key] = self._launcher(chosen, {**constants, **OPTIONS})
+            options = tile_options(constants["J"].forms[0]) if kernel == "tiled" else OPTIONS
+            found = self._starters[key] = self._launcher(self._kernels[kernel], {**constants, **options})
         return found
 
 
@@ -60,7 +63,10 @@ class DenseProducts:
         begins = [sum(one.outputs for one in forms[:number]) for number in range(len(forms))]
         self._groups = [
             (
-                kernels._forms.Joined(tuple(forms[n] for n in some), tuple(begins[n] for n in some)),
+                *(
+                    kernels._forms.Joined(tuple(forms[n] for n in some), tuple(begins[n] for n in some), tile)
+                    for tile in (0, TILE["ROWS"])
+                ),
                 tuple(placed[n].address for n in some),
             )
             for some in groups.values()
@@ -68,22 +74,29 @@ class DenseProducts:
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """As many launches as there are kinds of codes among the matrices; one that prepares x is before each but that
-        of plain numbers."""
+        of plain numbers. Many rows are multiplied by codes in tiles, which changes no bit."""
         count = len(x)
         out = torch.empty(count, self.outputs, dtype=torch.float32, device=x.device)
-        for joined, bases in self._groups:
-            given, form = self._prepared(joined.forms[0], x), joined.forms[0]
-            together = 1 if count == 1 else form.together
-            start = self._kernels.start("joined", {"TOGETHER": together, "CHUNK": CHUNK, "J": joined})
+        for joined, joined_tiled, bases in self._groups:
+            form = joined.forms[0]
+            tiled = form.bits > 0 and count >= TILED and has_tiles(x.device)
+            given = self._prepared(form, x, tiled)
+            if tiled:
+                programs = joined_tiled.programs, -(-count // TILE["TOGETHER"])
+                start = self._kernels.start("tiled", {**TILE, "J": joined_tiled})
+            else:
+                programs = joined.programs, -(-count // CHUNK)
+                together = 1 if count == 1 else form.together
+                start = self._kernels.start("joined", {"TOGETHER": together, "CHUNK": CHUNK, "J": joined})
             stride = given.stride(0) * given.itemsize
-            start[joined.programs, -(-count // CHUNK)](given, out, self._bias, bases, count, stride, self.outputs)
+            start[programs](given, out, self._bias, bases, count, stride, self.outputs)
         return out
 
-    def _prepared(self, form: Any, x: torch.Tensor) -> torch.Tensor:
+    def _prepared(self, form: Any, x: torch.Tensor, tiled: bool) -> torch.Tensor:
         """Rows of x as the kernel takes them: int32 [T, words], or x itself for plain weights."""
         if not form.bits:
             return x
         into = torch.empty(len(x), form.prepared, dtype=torch.int32, device=x.device)
-        start = self._kernels.start("prepare", {"BLOCKS": PREPARED_BLOCKS, "F": form})
+        start = self._kernels.start("prepare", {"BLOCKS": PREPARED_BLOCKS, "TILED": tiled, "F": form})
         start[-(-form.blocks // PREPARED_BLOCKS), len(x)](x, into, x.stride(0))
         return into

@@ -8,6 +8,7 @@ import torch
 import triton.language as tl
 
 from core.memory.codec.bits import PLANES
+from core.memory.codec.fast.gpu.integers import finding, keeping, moving
 from core.memory.codec.fast.layout import block_of, meaning
 from core.memory.codec.matrix import Matrix, Part
 
@@ -105,6 +106,40 @@ class Form:
         return self.inputs // self.size
 
     @property
+    def block_bytes(self) -> int:
+        """Of a block of codes, without the bits that are stored apart."""
+        return self.size * self.plane // 8
+
+    @property
+    def steps(self) -> tuple[int, ...]:
+        """Bits, whose sums are how far codes of a word are shifted."""
+        return {2: (4, 2), 4: (4,), 8: ()}[self.plane]
+
+    @property
+    def high_steps(self) -> tuple[int, ...]:
+        """The same of the bits that are stored apart."""
+        return {0: (), 1: (4, 2, 1), 2: (4, 2)}[self.high]
+
+    @property
+    def moving(self) -> tuple[str, ...]:
+        """Instructions for each of the `steps`."""
+        return tuple(map(moving, self.steps))
+
+    @property
+    def high_moving(self) -> tuple[str, ...]:
+        return tuple(map(moving, self.high_steps))
+
+    @property
+    def keeping(self) -> tuple[str, str]:
+        """Instructions that leave one code of a byte, and the bits above it."""
+        return keeping((1 << self.plane) - 1), keeping((1 << self.high) - 1)
+
+    @property
+    def finding(self) -> str:
+        """Instructions that find entries of the table."""
+        return finding(self.table) if self.table else ""
+
+    @property
     def prepared(self) -> int:
         """Words of a prepared row of x: four integers each; of each block its scale, the sum of its integers, and the
         same times the scale. A multiple of WIDE."""
@@ -137,6 +172,7 @@ class Joined:
 
     forms: tuple[Form, ...]
     columns: tuple[int, ...]
+    tile: int = 0  # rows of a matrix of a program; 0: as many as the threads of a warp have at once
 
     @property
     def count(self) -> int:
@@ -145,7 +181,8 @@ class Joined:
     @property
     def starts(self) -> tuple[int, ...]:
         """The first program of each matrix, and the one after the last."""
-        return tuple(accumulate((-(-one.outputs // (one.deep * one.across)) for one in self.forms), initial=0))
+        each = (-(-one.outputs // (self.tile or one.deep * one.across)) for one in self.forms)
+        return tuple(accumulate(each, initial=0))
 
     @property
     def programs(self) -> int:

@@ -1,6 +1,6 @@
-"""Four products of 8-bit integers at once, and entries of tables: the only place that knows whether kernels are made
-for NVIDIA's GPUs, which have an instruction for each, or for others (Triton's interpreter, AMD's GPUs). Both give the
-same integers. Importing this module needs triton.
+"""Four 8-bit integers at once: products, entries of tables, bits of bytes. The only place that knows whether kernels
+are made for NVIDIA's GPUs, which have instructions for four, or for others (Triton's interpreter, AMD's GPUs). Both
+give the same integers. Importing this module needs triton.
 """
 
 import triton
@@ -33,7 +33,58 @@ def _chosen_anywhere(low: tl.tensor, high: tl.tensor, which: tl.tensor) -> tl.te
     return found
 
 
+def moving(step: int) -> str:
+    """Instructions that shift those of four bytes that are masked."""
+    return f"{{.reg .b32 t; shr.u32 t, $1, {step}; xor.b32 t, t, $1; and.b32 t, t, $2; xor.b32 $0, $1, t;}}"
+
+
+def keeping(low: int) -> str:
+    """Instructions that leave these bits of four bytes."""
+    return f"and.b32 $0, $1, {low * 0x01010101:#x};"
+
+
+def finding(words: tuple[int, ...]) -> str:
+    """Instructions that find the entries of four codes, each in a byte."""
+    low, low_more, high, high_more = (f"{word & 0xFFFFFFFF:#x}" for word in words)
+    return (
+        "{.reg .b32 t, u, v; shr.u32 t, $1, 4; or.b32 t, t, $1; prmt.b32 t, t, 0, 0x4420; and.b32 u, t, 0x7777;"
+        f" prmt.b32 v, {high}, {high_more}, u; prmt.b32 u, {low}, {low_more}, u;"
+        " shr.u32 t, t, 1; and.b32 t, t, 0x4444; or.b32 t, t, 0x3210; prmt.b32 $0, u, v, t;}"
+    )
+
+
+def _taken_by_ptx(
+    codes: tl.tensor, shift: tl.tensor, LOW: tl.constexpr, STEPS: tl.constexpr, MOVING: tl.constexpr, KEEP: tl.constexpr
+) -> tl.tensor:
+    """[rows, K] int8: the bits LOW of bytes `codes`, each shifted right by its column's `shift` [K], a sum of some of
+    the STEPS, powers of two. A thread must have four bytes or more: whichever they are. MOVING: `moving` for each step;
+    KEEP: `keeping` for LOW."""
+    for i in tl.static_range(len(STEPS)):
+        mask = tl.broadcast_to((0 - (shift // STEPS[i] & 1)).to(tl.int8)[None, :], codes.shape)
+        codes = tl.inline_asm_elementwise(MOVING[i], "=r,r,r", [codes, mask], tl.int8, True, 4)
+    return tl.inline_asm_elementwise(KEEP, "=r,r", [codes], tl.int8, True, 4)
+
+
+def _taken_anywhere(
+    codes: tl.tensor, shift: tl.tensor, LOW: tl.constexpr, STEPS: tl.constexpr, MOVING: tl.constexpr, KEEP: tl.constexpr
+) -> tl.tensor:
+    return ((codes.to(tl.int32) & 255) >> shift[None, :] & LOW).to(tl.int8)
+
+
+def _entry_by_ptx(codes: tl.tensor, TABLE: tl.constexpr, FINDING: tl.constexpr) -> tl.tensor:
+    """int8: the entries of codes, int8 from 0 to 15. FINDING: `finding` for the table."""
+    return tl.inline_asm_elementwise(FINDING, "=r,r", [codes], tl.int8, True, 4)
+
+
+def _entry_anywhere(codes: tl.tensor, TABLE: tl.constexpr, FINDING: tl.constexpr) -> tl.tensor:
+    code = codes.to(tl.int32)
+    word = tl.where(code < 8, tl.where(code < 4, TABLE[0], TABLE[1]), tl.where(code < 12, TABLE[2], TABLE[3]))
+    return (word >> 8 * (code & 3)).to(tl.int8)
+
+
 ANYWHERE = triton.knobs.runtime.interpret or hip is not None
+taken = triton.jit(_taken_anywhere if ANYWHERE else _taken_by_ptx)
+entry = triton.jit(_entry_anywhere if ANYWHERE else _entry_by_ptx)
 dot4 = triton.jit(_dot4_anywhere if ANYWHERE else _dot4_by_ptx)
 chosen = triton.jit(_chosen_anywhere if ANYWHERE else _chosen_by_ptx)
 

@@ -1,5 +1,6 @@
 """Calls the kernels of one matrix: as `core.memory.codec.fast.products` on a CPU, with the same bits."""
 
+import functools
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -10,6 +11,25 @@ from core.memory.codec.matrix import Matrix
 
 PREPARED_BLOCKS = 8  # of a program
 OPTIONS = {"num_warps": 1, "enable_fp_fusion": False}  # each fma is written, none is made
+MANY_REGISTERS = {"maxnreg": 168}  # of a thread: where some kernels would get 128 or 64, and spill
+TILE = {"ROWS": 64, "TOGETHER": 32}  # rows of a matrix, and rows of x, that tensor cores multiply at once
+TILE_OPTIONS = {**OPTIONS, "num_warps": 4}
+TILE_REGISTERS = {"maxnreg": 255}  # as above, where some would get 168
+SINCE = 8, 0  # compute capability from which Triton's compiler has tensor cores multiply integers
+
+
+@functools.cache
+def has_tiles(device: torch.device) -> bool:
+    """Whether Triton compiles tiles of integers for a device: not for AMD's, for lack of a trial. No bit depends on
+    it."""
+    if device.type != "cuda":
+        return True  # the interpreter, or nothing is launched
+    return torch.version.hip is None and torch.cuda.get_device_capability(device) >= SINCE
+
+
+def tile_options(form: Any) -> dict[str, Any]:
+    """Of a tile's kernel: those of tables with blocks of 64 inputs may take all registers."""
+    return TILE_OPTIONS | (TILE_REGISTERS if form.has_table and form.size == 64 else {})
 
 
 class Groups(NamedTuple):
@@ -18,7 +38,7 @@ class Groups(NamedTuple):
 
     bases: torch.Tensor  # int64
     ids: torch.Tensor  # int64 [experts]
-    ends: torch.Tensor  # int32 [experts + 1]
+    ends: torch.Tensor  # int32 or int64 [experts + 1]
     row: torch.Tensor  # int64 [rows of all experts]
 
 
@@ -31,22 +51,28 @@ class GpuProducts:
         from core.memory.codec.fast.gpu.form import form
         from core.memory.codec.fast.gpu.prepare import prepare
         from core.memory.codec.fast.gpu.product import product
+        from core.memory.codec.fast.gpu.tiles import tiled
 
         self.form = form(matrix)
         self.launcher, self._product = launcher, product
         self._starters: dict[tuple[int, int], Starter] = {}
-        self._prepare = launcher(prepare, {"BLOCKS": PREPARED_BLOCKS, "F": self.form, **OPTIONS})
+        self._prepare, self._prepare_tiled = (
+            launcher(prepare, {"BLOCKS": PREPARED_BLOCKS, "TILED": tiled, "F": self.form, **OPTIONS})
+            for tiled in (False, True)
+        )
         self._join = {"JOIN": join, "SPEC": spec}
         self.outputs = matrix.outputs if join is None else matrix.outputs // 2
         self.programs = -(-matrix.outputs // (self.form.deep * self.form.across))
+        self._tiled = launcher(tiled, {**TILE, "F": self.form, **self._join, **tile_options(self.form)})
 
-    def prepare(self, x: torch.Tensor) -> torch.Tensor:
+    def prepare(self, x: torch.Tensor, tiled: bool = False) -> torch.Tensor:
         """Rows of x [n, in] as kernels take them: int32 [n, words], or x itself for plain weights."""
         x = x.contiguous()
         if not self.form.bits:
             return x
         into = torch.empty(len(x), self.form.prepared, dtype=torch.int32, device=x.device)
-        self._prepare[-(-self.form.blocks // PREPARED_BLOCKS), len(x)](x, into, x.stride(0))
+        prepare = self._prepare_tiled if tiled else self._prepare
+        prepare[-(-self.form.blocks // PREPARED_BLOCKS), len(x)](x, into, x.stride(0))
         return into
 
     def few(self, slots: Sequence[torch.Tensor], x: torch.Tensor, out: torch.dtype = torch.float32) -> torch.Tensor:
@@ -71,12 +97,17 @@ class GpuProducts:
         self._start(BY_IDS, 1)[self.programs, len(ids)](given, result, bases, ids, None, None, stride)
         return result
 
-    def several(self, groups: Groups, x: torch.Tensor, out: torch.dtype = torch.float32) -> torch.Tensor:
-        """Rows of x [n, in] by the matrices of `groups` -> [rows of all groups, out]."""
-        given, result = self.prepare(x), self._result(len(groups.row), x, out)
-        start = self._start(BY_IDS, self.form.together)
+    def several(
+        self, groups: Groups, x: torch.Tensor, out: torch.dtype = torch.float32, *, tiled: bool = False
+    ) -> torch.Tensor:
+        """Rows of x [n, in] by the matrices of `groups` -> [rows of all groups, out]. `tiled`: by tensor cores where
+        the weights are codes, which changes no bit."""
+        tiled = tiled and self.form.bits > 0
+        given, result = self.prepare(x, tiled), self._result(len(groups.row), x, out)
+        start = self._tiled if tiled else self._start(BY_IDS, self.form.together)
+        programs = -(-self.form.outputs // TILE["ROWS"]) if tiled else self.programs
         stride = given.stride(0) * given.itemsize
-        start[self.programs, len(groups.ids)](given, result, groups.bases, groups.ids, groups.ends, groups.row, stride)
+        start[programs, len(groups.ids)](given, result, groups.bases, groups.ids, groups.ends, groups.row, stride)
         return result
 
     def _result(self, rows: int, x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
@@ -86,5 +117,7 @@ class GpuProducts:
         found = self._starters.get((lanes, together))
         if found is None:
             constants = {"LANES": lanes, "TOGETHER": together, "F": self.form, **self._join, **OPTIONS}
+            if together > 1:
+                constants |= MANY_REGISTERS
             found = self._starters[lanes, together] = self.launcher(self._product, constants)
         return found

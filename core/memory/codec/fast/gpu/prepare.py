@@ -11,15 +11,22 @@ INFINITE = tl.constexpr(0x7F800000)
 NAN = tl.constexpr(0x7FC00000)
 
 
-def _prepare(x: tl.tensor, into: tl.tensor, stride: tl.tensor, BLOCKS: tl.constexpr, F: tl.constexpr) -> None:
+def _prepare(
+    x: tl.tensor, into: tl.tensor, stride: tl.tensor, BLOCKS: tl.constexpr, TILED: tl.constexpr, F: tl.constexpr
+) -> None:
     """into[r], F.prepared words of int32, is row r of x (F.inputs numbers; rows are `stride` numbers apart). Programs:
-    BLOCKS blocks each, rows. A block with a number that is not finite has scale NaN."""
+    BLOCKS blocks each, rows. A block with a number that is not finite has scale NaN.
+
+    The integers of all blocks that meet the codes of one shift are together, as `Form` says; where TILED those of all
+    shifts of one block, in the order of the bytes that have their codes, with tables too."""
     W: tl.constexpr = F.words
     P: tl.constexpr = F.shifts
+    APART: tl.constexpr = 1 if TILED else F.apart
+    BESIDE: tl.constexpr = P if TILED else F.beside
     row = tl.program_id(1).to(tl.int64)
     block = tl.program_id(0) * BLOCKS + tl.arange(0, BLOCKS)
     word = block[:, None] * W + tl.arange(0, W)[None, :]
-    within = (tl.arange(0, P) * F.apart)[:, None] + (tl.arange(0, 4) * F.beside)[None, :]
+    within = (tl.arange(0, P) * APART)[:, None] + (tl.arange(0, 4) * BESIDE)[None, :]
     at = (word * F.per_word)[:, :, None, None] + within[None, None, :, :]
     known = (block < F.blocks)[:, None, None, None]
     value = tl.load(x + row * stride + at, mask=known, other=0).to(tl.float32)
@@ -40,7 +47,11 @@ def _prepare(x: tl.tensor, into: tl.tensor, stride: tl.tensor, BLOCKS: tl.conste
 
     bytes_ = (whole & 255) << (tl.arange(0, 4) * 8)[None, None, None, :]
     begin = into + row * F.prepared
-    place = begin + word[:, :, None] + (tl.arange(0, P) * F.row_words)[None, None, :]
+    if TILED:
+        first = (block * (W * P))[:, None] + tl.arange(0, W)[None, :]
+        place = begin + first[:, :, None] + (tl.arange(0, P) * W)[None, None, :]
+    else:
+        place = begin + word[:, :, None] + (tl.arange(0, P) * F.row_words)[None, None, :]
     tl.store(place, tl.sum(bytes_, 3), mask=(block < F.blocks)[:, None, None])
     facts, real = begin + F.inputs // 4 + block, block < F.blocks
     tl.store(facts, tl.where(finite, scale.to(tl.int32, bitcast=True), nan), mask=real)

@@ -9,23 +9,28 @@ from core.memory.codec.fast.gpu.plain import plain_rows
 from core.memory.codec.kernels.gemv import address
 
 
+def _ended(y: tl.tensor, begin: tl.tensor, row: tl.tensor, F: tl.constexpr) -> tl.tensor:
+    """Products y, of the shape of `row`, times the scales of rows, plus bias. `begin`: addresses of slots."""
+    if F.bits and F.group == 0:
+        y *= number(begin + F.scale_at + row * (F.scale.primitive_bitwidth // 8), None, F.scale)
+    if F.bits and F.row is not None and F.wide == 0:
+        y *= number(begin + F.row_at + row * (F.row.primitive_bitwidth // 8), None, F.row)
+    if F.bias is not None:
+        y += number(begin + F.bias_at + row * (F.bias.primitive_bitwidth // 8), None, F.bias)
+    return y
+
+
+ended = triton.jit(_ended)
+
+
 def _rows(
     slot: tl.tensor, x: tl.tensor, row: tl.tensor, X: tl.constexpr, LANES: tl.constexpr, F: tl.constexpr
 ) -> tl.tensor:
     """[deep, LANES, across]: rows [deep, across] of the matrix in each slot, times a row of x each, plus bias. `slot`
     and `x` are addresses, [LANES] or one for all; `x` of prepared rows, or of plain numbers of type X."""
     begin = slot[None, :, None] if slot.type.is_block() else slot
-    if F.bits:
-        y = coded_rows(slot, x, row, LANES, F)
-        if F.group == 0:
-            y *= number(begin + F.scale_at + (row * (F.scale.primitive_bitwidth // 8))[:, None, :], None, F.scale)
-        if F.row is not None and F.wide == 0:
-            y *= number(begin + F.row_at + (row * (F.row.primitive_bitwidth // 8))[:, None, :], None, F.row)
-    else:
-        y = plain_rows(slot, x, row, X, LANES, F)
-    if F.bias is not None:
-        y += number(begin + F.bias_at + (row * (F.bias.primitive_bitwidth // 8))[:, None, :], None, F.bias)
-    return y
+    y = coded_rows(slot, x, row, LANES, F) if F.bits else plain_rows(slot, x, row, X, LANES, F)
+    return ended(y, begin, row[:, None, :], F)
 
 
 rows = triton.jit(_rows)
@@ -92,8 +97,8 @@ def _product(
             y = JOIN(first_half, second_half, SPEC)
         tl.store(out + group * N + n, rounded(y, out.dtype.element_ty), mask=n < N)
     else:
-        last = tl.load(ends + group + 1)
-        for first in range(tl.load(ends + group), last, TOGETHER):
+        last = tl.load(ends + group + 1).to(tl.int32)
+        for first in range(tl.load(ends + group).to(tl.int32), last, TOGETHER):
             p = first + tl.arange(0, TOGETHER)
             given = begin + tl.load(index + tl.minimum(p, last - 1)) * stride
             y = rows(slot, given, row, X, TOGETHER, F)

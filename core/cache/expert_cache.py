@@ -5,7 +5,7 @@ fetches the missing ones, `prefetch` fetches experts that may be needed, `releas
 distinct expert of a layer in a pass; `core.types.Outcome` lists its outcomes.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
@@ -128,6 +128,11 @@ class ExpertCache(CacheLayout):
         """Those of `wanted` that would have to be fetched: with too few slots, or with a copy that is only queued."""
         base, table, is_queued, whole = layer * self.experts, self.core.table, self.copies.is_queued, self.core.blocks
         return [expert for expert in wanted if len(table[base + expert]) < whole or is_queued(base + expert)]
+
+    def without_slots(self, eids: Iterable[int]) -> list[int]:
+        """Those of some experts that have too few slots."""
+        table, whole = self.core.table, self.core.blocks
+        return [eid for eid in eids if len(table[eid]) < whole]
 
     def availability(self, layer: int) -> tuple[list[bool], list[bool]]:
         """For each expert of `layer`: (would have to be fetched, is ready to compute). Both False: being copied."""

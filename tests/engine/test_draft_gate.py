@@ -99,7 +99,7 @@ def test_what_states_take_is_the_time_of_the_guesses(monkeypatch: pytest.MonkeyP
     program: Any = SimpleNamespace(built_s=0.0)
     drafting = drafter.Drafter(program, 8)
     drafting.configure(None, DraftSettings("lookup"))
-    monkeypatch.setattr(drafting.gate, "took", lambda rows, kept, ms, first: took.append((rows, ms)) or 0.0)
+    monkeypatch.setattr(drafting.gate, "took", lambda rows, kept, ms, *more: took.append((rows, ms)) or 0.0)
     memory = Memory(clock)
     sequence: Any = SimpleNamespace(
         kv=SimpleNamespace(memory=memory), ids=[1, 2, 3] * 4, drawn=0, stop=SimpleNamespace(limit=99), lookup=Lookup()

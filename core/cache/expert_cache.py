@@ -90,14 +90,16 @@ class ExpertCache(CacheLayout):
         at: int,
         maps: Sequence[LayerMap] = (),
         priority: PriorityFormula = by_score,
+        for_draft: bool = False,
     ) -> None:
         """Prefetch experts by `priority`, as long as there is a slot that holds nothing better.
 
         `at` = the layer in which the predictions are made, -1 before the first. Queued prefetches of earlier
         predictions are ranked again together with the new ones; one loses its slot to a better prediction, or when it
-        would come too late. `maps` go to the eviction policy, too.
+        would come too late. `maps` go to the eviction policy, too. `for_draft`: they
+        are of guessed tokens, and counted as such.
         """
-        self.prefetch_queue.issue(predictions, at, maps, priority)
+        self.prefetch_queue.issue(predictions, at, maps, priority, for_draft)
 
     def release(self, lease: Lease, fence: Any = None) -> None:
         """End a lease: its computation is done, or on CUDA will be at `fence`. Its experts may be evicted again."""

@@ -8,6 +8,7 @@ from typing import Protocol
 
 from core.engine.draft_gate import DraftGate, Worth
 from core.engine.draft_lookup import Guess
+from core.engine.draft_prefetch import DraftPrefetch
 from core.engine.draft_trace import NOTHING, Foretold, RoutingTrace
 from core.engine.pass_price import Load
 from core.engine.sequence import Sequence
@@ -56,15 +57,17 @@ class Drafter:
         head: DraftHead | None = None,
         model: DraftModel | None = None,
         trace: RoutingTrace | None = None,
+        prefetch: DraftPrefetch | None = None,
     ) -> None:
         """`program`: computes tokens that are verified with the bits of those computed alone; None = nothing does.
-        `most` of them may be taken back. `trace` foretells their experts; None = nothing does."""
+        `most` of them may be taken back. `trace` foretells their experts, and `prefetch` fetches those that are
+        missing; None = nothing does."""
         self.say: Callable[[str], None] = lambda text: None
         self.gate, self.head_gate = DraftGate(), DraftGate(HEAD_SLOPE)
         self.model_gate = DraftGate(guess_ms=0.0 if model is None else model.token_ms)
         self._objection = NOT_FAST if program is None else ""
         self._program, self._most, self.head, self.model = program, min(ROWS - 1, most), head, model
-        self._trace = trace
+        self._trace, self.prefetch = trace, prefetch
         self._foretold = NOTHING  # of the pass that comes
         self._looks_up = self._asks_head = False  # in the text
         self._asked: list[tuple[Guesser, DraftGate]] = []  # that compute guesses
@@ -99,6 +102,8 @@ class Drafter:
         """What passes took is of other settings."""
         for gate in (self.gate, self.head_gate, self.model_gate):
             gate.restart()
+        if self.prefetch is not None:
+            self.prefetch.restart()
 
     def close(self) -> None:
         """Free the model that guesses."""
@@ -153,6 +158,15 @@ class Drafter:
             self._asks_in = self._asked_in = 0 if pays else min(SELDOM, 2 * self._asked_in + 1)
         self._took_s = time.perf_counter() - began_s
 
+    def fetch(self, sequence: Sequence) -> None:
+        """The pass begins: fetch what its guesses are foretold to need."""
+        if self.prefetch is not None and self._foretold.missing:
+            self.prefetch.fetch(self._foretold, len(sequence.draft), self._usual_ms(len(sequence.draft)))
+
+    def _usual_ms(self, guesses: int) -> float | None:
+        """What such passes take."""
+        return (self._by or self.gate).took_ms(1 + guesses) if guesses else None
+
     def _foretell(self, sequence: Sequence, draft: Tokens[int], place: int = -1) -> Foretold:
         return self._trace.foretell(sequence.ids, draft, place) if self._trace is not None and draft else NOTHING
 
@@ -200,6 +214,8 @@ class Drafter:
         took_ms = step.total_ms - 1e3 * (building_s + self._late_s)
         took_ms += 1e3 * self._settle_s - first_ms if verified else -1e3 * self._took_s
         load = self._load(verified)
+        if self.prefetch is not None and verified:
+            self.prefetch.passed(took_ms, self._usual_ms(verified))
         for gate in (self.gate, *[own for _, own in self._asked]):
             if not verified or gate is (self._by or self.gate):
                 saved = gate.took(verified, len(drawn) - 1, took_ms, first_ms, load)

@@ -8,7 +8,7 @@ from itertools import accumulate, repeat
 from operator import mul
 from typing import NamedTuple
 
-from core.engine.pass_price import Load, PassPrice, mean
+from core.engine.pass_price import Load, PassPrice, Usual
 
 COUNTS = 1, 2, 4, 8  # guesses that passes verify: of few kinds of passes it is soon known what they take
 KEPT = 16  # of the latest passes of each width
@@ -56,7 +56,7 @@ class DraftGate:
         """Discard what passes took: another setting acts now. How often guesses are right does not depend on it."""
         self._plain = deque[float](maxlen=KEPT)  # what passes of one row took
         self._times: dict[int, deque[float]] = {}  # by rows: how many times as long as one of one row then
-        self._loads: dict[int, deque[Load]] = {}  # by rows, 1 included
+        self._loads: dict[int, Usual] = {}  # by rows, 1 included
         self._price = PassPrice()
         self._latest: dict[int, int] = {}  # the number of the latest pass of so many rows
         self._credit_ms: float | None = None
@@ -66,6 +66,11 @@ class DraftGate:
     def ready(self) -> bool:
         """Whether guesses may be chosen: otherwise a pass of one row is to show what that takes."""
         return self.fixed is not None or bool(self._plain and self._passes - self._latest[1] < PLAIN)
+
+    def passed_by(self, passes: int) -> None:
+        """So many passes of one row went by, of which it is not told more."""
+        self._passes += passes
+        self._latest[1] = self._passes
 
     def choose(self, matched: int, offered: int, loads: Sequence[Load] = ()) -> Worth:
         """How many of the `offered` tokens to verify, which follow a match of `matched` tokens. `loads`: foretold of
@@ -116,7 +121,7 @@ class DraftGate:
         `load`: what was foretold of it, or of one without guesses what it had."""
         self._passes += 1
         self._latest[1 + guessed] = self._passes
-        before = self.took_ms(1 + guessed)
+        before = self.took_ms(1 + guessed) if load is not None else None
         if not guessed:
             self._plain.append(took_ms)
         plain = self.took_ms(1)
@@ -125,11 +130,11 @@ class DraftGate:
         if guessed:
             self._times.setdefault(1 + guessed, deque(maxlen=KEPT)).append(took_ms / plain)
         if load is not None:
-            loads = self._loads.setdefault(1 + guessed, deque(maxlen=KEPT))
-            if loads and before is not None:
-                self._price.note(load, took_ms / plain, mean(loads), before / plain)
-            loads.append(load)
-        instead, usual = (1 + accepted) * plain, self.took_ms(1 + guessed) or plain
+            usual_load = self._loads.setdefault(1 + guessed, Usual(KEPT))
+            if usual_load.passes and before is not None:
+                self._price.note(load, took_ms / plain, usual_load.load, before / plain)
+            usual_load.note(load)
+        instead, usual = (1 + accepted) * plain, (self.took_ms(1 + guessed) or plain) if guessed else plain
         credit = CREDIT * plain if self._credit_ms is None else self._credit_ms
         won = LOSS * took_ms + (instead - usual if guessed else 0.0)
         self._credit_ms = min(MOST * plain, credit + won)
@@ -147,7 +152,7 @@ class DraftGate:
         """How many times as long as usual the pass of one row is expected to take."""
         if not loads or 1 not in self._loads:
             return 1.0
-        return max(LEAST_ALONE, 1 + self._price.more(loads[0], mean(self._loads[1])))
+        return max(LEAST_ALONE, 1 + self._price.more(loads[0], self._loads[1].load))
 
     def _expected_times(self, rows: int, loads: Sequence[Load]) -> float:
         """How many times as long as one row so many take: as measured, if seldom closer to what other numbers of rows
@@ -164,11 +169,11 @@ class DraftGate:
             slope = min(slope, (known[fewer] - 1) / (fewer - 1))
         prior = known[fewer] + max(0.0, slope) * (rows - fewer)
         if len(loads) >= rows and fewer in self._loads and not more:
-            prior = max(prior, known[fewer] + self._price.more(loads[rows - 1], mean(self._loads[fewer])))
+            prior = max(prior, known[fewer] + self._price.more(loads[rows - 1], self._loads[fewer].load))
         measured = len(taken) * _usual(taken) if taken else 0.0
         times = (measured + STRENGTH * prior) / (len(taken) + STRENGTH)
         if len(loads) >= rows and taken and rows in self._loads:
-            times += self._price.more(loads[rows - 1], mean(self._loads[rows]))
+            times += self._price.more(loads[rows - 1], self._loads[rows].load)
         return times
 
 

@@ -77,6 +77,7 @@ class Drafter:
         self._by: DraftGate | None = None  # of those asked, the gate of the one that has guessed what the pass verifies
         self._rest = self._rested = 0  # passes to come without a look, and how many there were the last time
         self._asks_in = self._asked_in = 0  # the same of those that compute guesses
+        self._unseen = 0  # passes since the last look
         self._looks = False  # at the pass that comes
         self._times = False  # what that pass takes counts: nothing else is compared in it, which takes time of its own
 
@@ -123,9 +124,15 @@ class Drafter:
         self._guess, self._by, self._took_s, self._first_s = None, None, 0.0, 0.0
         self._foretold = NOTHING
         self._rest, looks_up = max(0, self._rest - 1), self._looks_up and not self._rest
-        self._looks, self._times = looks_up or bool(self._asked), allowed
+        self._asks_in = max(0, self._asks_in - 1)
+        asks = bool(self._asked) and not self._asks_in
+        self._looks, self._times = looks_up or asks, allowed
         if not self._looks:
+            self._unseen += 1
             return
+        for _, gate in self._asked if self._unseen else ():
+            gate.passed_by(self._unseen)
+        self._unseen = 0
         most = min(self._most, sequence.stop.limit - sequence.drawn - 1)
         self._built_s = self._program.built_s if self._program is not None else 0.0
         found, asked = Worth(), None
@@ -137,8 +144,7 @@ class Drafter:
                 found = self.gate.choose(guess.matched, len(guess.tokens), self._foretold.loads)
                 self._rest = self._rested = 0 if found.guesses else min(REST, 2 * self._rested + 1)
         best, soon = found, min(SOON, sequence.stop.limit - sequence.drawn)
-        self._asks_in = max(0, self._asks_in - 1)
-        asks = allowed and most > 0 and not self._asks_in
+        asks = asks and allowed and most > 0
         for one, gate in self._asked if asks else ():
             worth = gate.choose(HEAD_MATCHED, most)
             if worth.guesses and worth.faster > best.faster:
@@ -191,7 +197,8 @@ class Drafter:
             return
         began_s = time.perf_counter()
         ids = [*sequence.ids, *drawn]
-        self.head.seen(ids, sequence.computed - rows, self._program.states()[:rows])
+        states = self._program.states()
+        self.head.seen(ids, sequence.computed - rows, states if rows == len(states) else states[:rows])
         if allowed and count > 1 and drawn and self.head.ready(ids):  # a prompt: no guess is to wait for it
             self.head.read(ids)
         self._took_s += time.perf_counter() - began_s
@@ -216,7 +223,7 @@ class Drafter:
         load = self._load(verified)
         if self.prefetch is not None and verified:
             self.prefetch.passed(took_ms, self._usual_ms(verified))
-        for gate in (self.gate, *[own for _, own in self._asked]):
+        for gate in (*([self.gate] if self._looks_up else []), *[own for _, own in self._asked]):
             if not verified or gate is (self._by or self.gate):
                 saved = gate.took(verified, len(drawn) - 1, took_ms, first_ms, load)
                 if verified:

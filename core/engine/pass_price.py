@@ -1,7 +1,6 @@
 """What the experts of a pass add to its time, beside the number of its rows: as many as are visited, and as many as
 have to be fetched. Learnt from how passes of as many rows differ from each other."""
 
-from collections.abc import Sequence
 from typing import NamedTuple
 
 WEIGHT = 0.98  # of what was seen before, with each pass
@@ -56,6 +55,14 @@ class PassPrice:
         return (alone[0], 0.0) if alone[0] * et > alone[1] * mt else (0.0, alone[1])
 
 
-def mean(loads: Sequence[Load]) -> Load:
-    """Of at least one."""
-    return Load(sum(one.experts for one in loads) / len(loads), sum(one.missing for one in loads) / len(loads))
+class Usual:
+    """The mean load of passes of as many rows, about that of the latest `kept` ones."""
+
+    def __init__(self, kept: int) -> None:
+        self.load, self.passes, self._kept = Load(0, 0), 0, kept
+
+    def note(self, load: Load) -> None:
+        """Of one more."""
+        self.passes += 1
+        (experts, missing), weight = self.load, 1 / min(self.passes, self._kept)
+        self.load = Load(experts + weight * (load.experts - experts), missing + weight * (load.missing - missing))

@@ -2,8 +2,9 @@
 such passes are faster with it. Sources: SP-MoE (arXiv 2510.10302) and MoE-SpeQ (arXiv 2511.14102), which fetch what a
 draft model's tokens are predicted to need; here that is what the same tokens have visited before in the text."""
 
+import time
+
 from core.engine.draft_trace import Foretold
-from core.memory.transfer import TransferEngine
 from core.policy.comparison import Comparison
 from core.policy.predict import Prediction
 from core.policy.throttle import LITTLE, LONGEST, REST
@@ -13,24 +14,25 @@ from core.runtime.recorder import Recorder
 from core.types import ModelShape
 
 RIGHT, STRENGTH, WEIGHT = 0.8, 20.0, 0.99  # share that is used before any was; as how many that counts; of earlier ones
+LATEST = 0.2  # weight of the latest time
 
 
 class DraftPrefetch:
     """Of one loaded model, over all answers. Passes with it and without it take turns, and the faster way stays: their
-    times are compared as multiples of what passes of as many rows usually take."""
+    times are compared as multiples of what passes of as many rows usually take. Where copies are waited for no longer
+    than predicting takes, or next to no time, it is not tried."""
 
     def __init__(
         self,
         shape: ModelShape,
         prefetcher: Prefetcher,
         host: HostCompute,
-        transfers: TransferEngine,
         recorder: Recorder,
     ) -> None:
         """Nothing is fetched while the `host` computes what passes over several rows miss where it lies."""
         self.fixed: bool | None = None  # always, or never: for comparisons
         self._shape, self._prefetcher, self._host = shape, prefetcher, host
-        self._transfers, self._recorder = transfers, recorder
+        self._recorder = recorder
         self._used, self._begun = STRENGTH * RIGHT, STRENGTH
         self.restart()
 
@@ -38,7 +40,9 @@ class DraftPrefetch:
         """Discard what passes took: another setting acts now."""
         self._comparison: Comparison | None = Comparison()
         self._pays, self._left, self._rest = False, 0, REST
-        self._counts = False  # something might be fetched in the pass that comes
+        self._counts = self._fetches = False  # something might be fetched in the pass that comes, and is
+        self._waited_ms: float | None = None  # in passes without it
+        self._own_ms = 0.0  # what naming experts takes on the computing thread
 
     @property
     def _wanted(self) -> bool:
@@ -48,22 +52,30 @@ class DraftPrefetch:
 
     def fetch(self, foretold: Foretold, guesses: int, usual_ms: float | None) -> None:
         """The pass over so many guesses begins, which usually takes `usual_ms`: fetch what it lacks."""
-        self._counts = False
+        self._counts = self._fetches = False
         if not guesses or not foretold.missing or (self._host.used and self._host.takes_rows):
             return
-        copies_ms = 1e3 * len(foretold.missing) * self._transfers.copy_s(self._shape.expert_bytes)
-        if self.fixed is None and usual_ms is not None and 0 < copies_ms < LITTLE * usual_ms:
-            return
-        self._counts = True
-        if self._wanted:
+        self._counts, self._fetches = True, self._wanted and (self.fixed is True or self._can_save(usual_ms))
+        if self._fetches:
+            began_s = time.perf_counter()
             experts, likely = self._shape.experts, min(1.0, self._used / self._begun)
             visited = dict.fromkeys(eid for row in foretold.rows[: 1 + guesses] for eid in row)  # in none's place
             self._prefetcher.fetch_for_draft([Prediction(*divmod(eid, experts), likely) for eid in visited])
+            took_ms = 1e3 * (time.perf_counter() - began_s)
+            self._own_ms += LATEST * (took_ms - self._own_ms) if self._own_ms else took_ms
 
-    def passed(self, took_ms: float, usual_ms: float | None) -> None:
-        """That pass took so long."""
+    def _can_save(self, usual_ms: float | None) -> bool:
+        return self._waited_ms is None or self._waited_ms > max(self._own_ms, LITTLE * (usual_ms or 0.0))
+
+    def passed(self, took_ms: float, usual_ms: float | None, waited_ms: float) -> None:
+        """That pass took so long, and waited for copies in it."""
         if not self._counts or usual_ms is None or self._recorder.latest is None:
             return
+        if not self._fetches:
+            before_ms = waited_ms if self._waited_ms is None else self._waited_ms
+            self._waited_ms = before_ms + LATEST * (waited_ms - before_ms)
+            if self._wanted:  # but it could save nothing
+                return
         counts = self._recorder.latest.counts
         self._used = WEIGHT * self._used + counts.draft_prefetch_hits
         self._begun = WEIGHT * self._begun + counts.draft_prefetch_hits + counts.draft_prefetch_wasted

@@ -222,7 +222,7 @@ class Drafter:
         took_ms += 1e3 * self._settle_s - first_ms if verified else -1e3 * self._took_s
         load = self._load(verified)
         if self.prefetch is not None and verified:
-            self.prefetch.passed(took_ms, self._usual_ms(verified))
+            self.prefetch.passed(took_ms, self._usual_ms(verified), step.stall_ms)
         for gate in (*([self.gate] if self._looks_up else []), *[own for _, own in self._asked]):
             if not verified or gate is (self._by or self.gate):
                 saved = gate.took(verified, len(drawn) - 1, took_ms, first_ms, load)

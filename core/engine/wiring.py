@@ -180,7 +180,7 @@ def _around(
     head, small = _head(loaded, passes, transfers), _draft_model(loaded, program)
     memory.pool.drafts += [one for one in (head, small) if one is not None]
     trace = RoutingTrace(shape, passes.expert_cache, recorder)
-    fetching = DraftPrefetch(shape, prefetcher, host, transfers, recorder)
+    fetching = DraftPrefetch(shape, prefetcher, host, recorder)
     drafter = Drafter(program, min(loaded.sizes.chunk - 1, kv.revocable), head, small, trace, fetching)
     parts = EngineParts(memory, prediction, Telemetry(shape), recorder, device_decode, host, drafter)
     begin(plan.spec.settings, parts)

@@ -166,15 +166,15 @@ FORETOLD = Foretold([[1, 2, 9, 10], [2, 3, 9, 11]], [Load(4, 2), Load(6, 3)], [3
 
 
 class Passes:
-    """Passes over one guess, whose copies take 1 ms each, which prefetching changes by a factor."""
+    """Passes over one guess, which prefetching changes by a factor. Without it they wait for so many milliseconds."""
 
-    def __init__(self, factor: float, in_place: bool = False) -> None:
+    def __init__(self, factor: float, in_place: bool = False, waits_ms: float = 4.0) -> None:
+        self._waits_ms = waits_ms
         self.named, self._factor, self._draw = list[Sequence[Any]](), factor, random.Random(1)
         counts = SimpleNamespace(draft_prefetch_hits=3, draft_prefetch_wasted=0)
         parts: Any = (
             SimpleNamespace(fetch_for_draft=self.named.append),
             SimpleNamespace(used=True, takes_rows=in_place),
-            SimpleNamespace(copy_s=lambda size: 1e-5 * size),
             SimpleNamespace(latest=SimpleNamespace(counts=counts)),
         )
         self.prefetch = DraftPrefetch(SHAPE, *parts)
@@ -186,7 +186,7 @@ class Passes:
             had = len(self.named)
             self.prefetch.fetch(foretold, 1, usual_ms)
             factor = self._factor if len(self.named) > had else 1.0
-            self.prefetch.passed(usual_ms * factor * self._draw.uniform(0.9, 1.1), usual_ms)
+            self.prefetch.passed(usual_ms * factor * self._draw.uniform(0.9, 1.1), usual_ms, self._waits_ms)
         return len(self.named) - before
 
 
@@ -206,7 +206,10 @@ def test_it_goes_on_where_passes_are_faster() -> None:
 
 def test_where_nothing_can_be_saved_it_is_not_tried() -> None:
     assert not Passes(0.7, in_place=True).fetched(100)
-    assert not Passes(0.7).fetched(100, usual_ms=500.0)
+    assert not Passes(0.7, waits_ms=0.2).fetched(100)
+    slow = Passes(0.7, waits_ms=2.0)
+    slow.prefetch._own_ms = 3.0
+    assert not slow.fetched(100)
     assert not Passes(0.7).fetched(100, foretold=Foretold(FORETOLD.rows, FORETOLD.loads, []))
     never = Passes(0.7)
     never.prefetch.fixed = False

@@ -10,6 +10,7 @@ machine's does.
 """
 
 from collections.abc import Iterator
+from copy import copy
 from itertools import islice
 from statistics import fmean, median
 from typing import Any
@@ -24,7 +25,8 @@ from bench.harness.run import Result, Run, Suite
 from bench.models.head import TOGETHER, with_head
 from core.engine import Engine
 from core.engine.draft_gate import DraftGate
-from core.engine.drafter import HEAD_SLOPE
+from core.engine.draft_prefetch import DraftPrefetch
+from core.engine.drafter import HEAD_SLOPE, Drafter
 from core.settings.sampling import Sampling
 from core.types import Ids, StepRecord
 
@@ -98,10 +100,18 @@ def _written(engine: Engine, passage: list[int], tokens: int, seed: int) -> Iter
 
 
 class Gates:
-    """What has been learnt of guesses out of the text, and of the head's."""
+    """What has been learnt of guesses out of the text, of the head's, and of fetching what they need."""
 
     def __init__(self) -> None:
         self.lookup, self.head = DraftGate(), DraftGate(HEAD_SLOPE)
+        self.prefetch: DraftPrefetch | None = None
+
+    def use(self, drafter: Drafter) -> None:
+        """Have the engine guess by these."""
+        if self.prefetch is None and drafter.prefetch is not None:
+            self.prefetch = copy(drafter.prefetch)
+            self.prefetch.restart()
+        drafter.gate, drafter.head_gate, drafter.prefetch = self.lookup, self.head, self.prefetch
 
 
 class Answer:
@@ -111,7 +121,7 @@ class Answer:
         drafter = engine.parts.drafter
         engine.change({"drafts": "lookup" if kind.isdigit() else kind})
         gates.lookup.fixed = int(kind) if kind.isdigit() else None
-        drafter.gate, drafter.head_gate = gates.lookup, gates.head
+        gates.use(drafter)
         engine.expert_cache.start_over()
         self.logits, steps = list[torch.Tensor](), list[StepRecord]()
 
@@ -147,7 +157,7 @@ def _figures(found: dict[str, list[Answer]]) -> Result:
 
 def _about(of: list[Answer]) -> Iterator[tuple[str, float]]:
     yield "tokens_per_pass", fmean(one.tokens / len(one.steps) for one in of)
-    for name in ("drafted", "accepted", "requests"):
+    for name in ("drafted", "accepted", "requests", "draft_prefetch_hits", "draft_prefetch_wasted"):
         yield name, fmean(one.per_token(name) for one in of)
 
 

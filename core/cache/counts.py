@@ -40,22 +40,33 @@ class Counts:
     host_admitted: int = 0
     admitted_bytes: int = 0
     top_hits: int = 0
+    draft_prefetch_issued: int = 0
+    draft_prefetch_hits: int = 0
+    draft_prefetch_wasted: int = 0
 
     def __init__(self) -> None:
         self.spared: list[Ticket] = []  # prefetches that were requested, in time or late
         self.lost: list[Ticket] = []  # demand copies of experts evicted for a wasted prefetch
+
+    def issued(self, ticket: Ticket, change: int = 1) -> None:
+        """A prefetch was begun; -1: it is none after all."""
+        self.prefetch_issued += change
+        self.draft_prefetch_issued += change * ticket.for_draft
 
     def arrived(self, ticket: Ticket, *, late: bool) -> None:
         """A prefetched expert was requested and was resident, or still being copied (`late`)."""
         self.prefetch_bytes += ticket.bytes
         self.prefetch_used += not late
         self.prefetch_late += late
+        self.draft_prefetch_hits += ticket.for_draft
         self.late_bytes += ticket.bytes * late
         self.spared.append(ticket)
 
-    def waste(self, size: int, *, evicted: bool) -> None:
+    def waste(self, ticket: Ticket, *, evicted: bool) -> None:
         """A prefetched expert was evicted, or its layer was computed, without its being used."""
+        size = ticket.bytes
         self.prefetch_wasted += 1
+        self.draft_prefetch_wasted += ticket.for_draft
         self.wasted_bytes += size
         self.prefetch_evicted += evicted
         self.evicted_bytes += size * evicted

@@ -5,7 +5,7 @@ fetches the missing ones, `prefetch` fetches experts that may be needed, `releas
 distinct expert of a layer in a pass; `core.types.Outcome` lists its outcomes.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
@@ -90,14 +90,16 @@ class ExpertCache(CacheLayout):
         at: int,
         maps: Sequence[LayerMap] = (),
         priority: PriorityFormula = by_score,
+        for_draft: bool = False,
     ) -> None:
         """Prefetch experts by `priority`, as long as there is a slot that holds nothing better.
 
         `at` = the layer in which the predictions are made, -1 before the first. Queued prefetches of earlier
         predictions are ranked again together with the new ones; one loses its slot to a better prediction, or when it
-        would come too late. `maps` go to the eviction policy, too.
+        would come too late. `maps` go to the eviction policy, too. `for_draft`: they
+        are of guessed tokens, and counted as such.
         """
-        self.prefetch_queue.issue(predictions, at, maps, priority)
+        self.prefetch_queue.issue(predictions, at, maps, priority, for_draft)
 
     def release(self, lease: Lease, fence: Any = None) -> None:
         """End a lease: its computation is done, or on CUDA will be at `fence`. Its experts may be evicted again."""
@@ -128,6 +130,11 @@ class ExpertCache(CacheLayout):
         """Those of `wanted` that would have to be fetched: with too few slots, or with a copy that is only queued."""
         base, table, is_queued, whole = layer * self.experts, self.core.table, self.copies.is_queued, self.core.blocks
         return [expert for expert in wanted if len(table[base + expert]) < whole or is_queued(base + expert)]
+
+    def without_slots(self, eids: Iterable[int]) -> list[int]:
+        """Those of some experts that have too few slots."""
+        table, whole = self.core.table, self.core.blocks
+        return [eid for eid in eids if len(table[eid]) < whole]
 
     def availability(self, layer: int) -> tuple[list[bool], list[bool]]:
         """For each expert of `layer`: (would have to be fetched, is ready to compute). Both False: being copied."""

@@ -33,6 +33,7 @@ class PrefetchQueue:
         self.fresh: dict[int, Ticket] = {}
         self.lost: set[int] = set()
         self._waiting: deque[Planned] = deque()  # for room in the buffer, best first
+        self._for_draft = False  # what is fetched now
         self._unwanted: set[int] = set()  # in the buffer and not requested; their copies have started
 
     def configure(self, old: PrefetchSettings | None, new: PrefetchSettings) -> None:
@@ -61,9 +62,10 @@ class PrefetchQueue:
         at: int,
         maps: Sequence[LayerMap] = (),
         priority: PriorityFormula = by_score,
+        for_draft: bool = False,
     ) -> None:
         """Rank `predictions` of layer `at` (-1: before the first) with the queued prefetches, and fetch by `priority`
-        while there are slots. `maps` go to the eviction policy, too.
+        while there are slots. `maps` go to the eviction policy, too. `for_draft`: who predicts is what guesses tokens.
 
         Into the cache: where only better experts could be evicted, the queued prefetch of the lowest priority is
         cancelled if it ranks lower. Into the buffer: these predictions replace those for the same layers that still
@@ -71,6 +73,7 @@ class PrefetchQueue:
         """
         core, copies, schedule = self._core, self._copies, self.schedule
         schedule.use(priority, maps)
+        self._for_draft = for_draft
         if core.uses_hints:
             for one in maps:
                 core.hints.tell(*one)
@@ -106,9 +109,9 @@ class PrefetchQueue:
         """Settle an unused prefetch: cancelled while it is queued, counted as wasted once it has used the link."""
         ticket, copies = self.fresh.pop(eid), self._copies
         if copies.link.cancel(ticket):
-            copies.counts.prefetch_issued -= 1
+            copies.counts.issued(ticket, -1)
             return
-        copies.counts.waste(ticket.bytes, evicted=evicted)
+        copies.counts.waste(ticket, evicted=evicted)
         if ticket.displaced >= 0 and not self._core.is_resident(ticket.displaced):
             self.lost.add(ticket.displaced)
 
@@ -160,9 +163,10 @@ class PrefetchQueue:
         copies = self._copies
         ticket = copies.prepare(segment, slots, demand=False)
         ticket.displaced, ticket.score, ticket.priority = displaced, planned.score, planned.priority
+        ticket.for_draft = self._for_draft
         self.fresh[planned.eid] = ticket
         self.lost.discard(planned.eid)
-        copies.counts.prefetch_issued += 1
+        copies.counts.issued(ticket)
         copies.link.submit(ticket)
 
     def _evict_for(self, planned: Planned, named: Collection[int]) -> tuple[Slot, ...] | None:

@@ -194,7 +194,7 @@ class Requests:
         copies, prefetch = self.copies, self.prefetches.fresh.pop(eid, None)
         ticket, outcome = copies.pending(eid), Outcome.HIT
         if ticket is not None and prefetch is not None and copies.link.promote(ticket):
-            copies.counts.prefetch_issued -= 1
+            copies.counts.issued(ticket, -1)
             copies.counts.demand_bytes += ticket.bytes
             self._fetched.append(eid)
             outcome = copies.miss(eid)

@@ -13,10 +13,11 @@ from core.capacity.free_memory import host_free
 from core.capacity.sizes import Sizes, sizes_of
 from core.capacity.tier import Tier, choose_tier
 from core.errors import ContextError, ModelError, NotImported
+from core.hf.checkpoint import CheckpointReader
 from core.hf.discover import ExpertsSite
 from core.hf.draft import LEAST, Draft, check_draft
 from core.hf.files import ModelFiles, check_model, model_path, stamp
-from core.hf.head import detach, may_have_head, objection
+from core.hf.head import detach, layer_of_head, may_have_head, objection
 from core.hf.outline import Outline, outline
 from core.hf.quantized_linear import rounded_bytes
 from core.hf.safetensors_file import read_header
@@ -261,7 +262,11 @@ def _has_head(path: Path, changed: tuple[int, ...]) -> bool:
     files = check_model(path)
     names = {name for file in files.weights for name in read_header(file)[0]}
     try:
-        return may_have_head(names) and objection(meta_skeleton(files, head=True).config, names) == ""
+        if not may_have_head(names):
+            return False
+        meta = meta_skeleton(files, head=True)
+        with CheckpointReader(meta, files) as reader:
+            return objection(meta.config, names) == "" and not reader.lacking(layer_of_head(meta.config))
     except ModelError:  # of another kind
         return False
 

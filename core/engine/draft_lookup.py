@@ -8,10 +8,12 @@ PLACES = 4  # the latest ones of each few tokens that are compared
 
 
 class Guess(NamedTuple):
-    """Tokens that may follow, and how many before them were the same at the place that they are from."""
+    """Tokens that may follow, how many before them were the same at the place that they are from, and its number in the
+    text."""
 
     tokens: list[int]
     matched: int
+    place: int = -1
 
 
 class Lookup:
@@ -42,7 +44,7 @@ class Lookup:
         tokens = list(ids[best : best + most])
         for at in range(most - len(tokens)):  # where the match reaches up to here, it goes on as it began
             tokens.append(tokens[at])
-        return Guess(tokens, matched)
+        return Guess(tokens, matched, best)
 
 
 def _same(ids: Sequence[int], place: int) -> int:

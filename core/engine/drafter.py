@@ -8,6 +8,9 @@ from typing import Protocol
 
 from core.engine.draft_gate import DraftGate, Worth
 from core.engine.draft_lookup import Guess
+from core.engine.draft_prefetch import DraftPrefetch
+from core.engine.draft_trace import NOTHING, Foretold, RoutingTrace
+from core.engine.pass_price import Load
 from core.engine.sequence import Sequence
 from core.runtime.draft_head import DraftHead
 from core.runtime.draft_model import DraftModel
@@ -48,15 +51,24 @@ class Drafter:
     """For one loaded model, over all its answers. `say(text)` is called with why it does nothing."""
 
     def __init__(
-        self, program: Program | None, most: int, head: DraftHead | None = None, model: DraftModel | None = None
+        self,
+        program: Program | None,
+        most: int,
+        head: DraftHead | None = None,
+        model: DraftModel | None = None,
+        trace: RoutingTrace | None = None,
+        prefetch: DraftPrefetch | None = None,
     ) -> None:
         """`program`: computes tokens that are verified with the bits of those computed alone; None = nothing does.
-        `most` of them may be taken back."""
+        `most` of them may be taken back. `trace` foretells their experts, and `prefetch` fetches those that are
+        missing; None = nothing does."""
         self.say: Callable[[str], None] = lambda text: None
         self.gate, self.head_gate = DraftGate(), DraftGate(HEAD_SLOPE)
         self.model_gate = DraftGate(guess_ms=0.0 if model is None else model.token_ms)
         self._objection = NOT_FAST if program is None else ""
         self._program, self._most, self.head, self.model = program, min(ROWS - 1, most), head, model
+        self._trace, self.prefetch = trace, prefetch
+        self._foretold = NOTHING  # of the pass that comes
         self._looks_up = self._asks_head = False  # in the text
         self._asked: list[tuple[Guesser, DraftGate]] = []  # that compute guesses
         self._built_s = self._took_s = self._first_s = 0.0
@@ -65,6 +77,7 @@ class Drafter:
         self._by: DraftGate | None = None  # of those asked, the gate of the one that has guessed what the pass verifies
         self._rest = self._rested = 0  # passes to come without a look, and how many there were the last time
         self._asks_in = self._asked_in = 0  # the same of those that compute guesses
+        self._unseen = 0  # passes since the last look
         self._looks = False  # at the pass that comes
         self._times = False  # what that pass takes counts: nothing else is compared in it, which takes time of its own
 
@@ -79,6 +92,8 @@ class Drafter:
             elif one is not None:
                 one.forget()
         self._asks_head = any(one is self.head for one, _ in self._asked)
+        if self._trace is not None and not (self._looks_up or self._asked):
+            self._trace.forget()
         lacks = {"mtp": (self.head, NO_HEAD), "model": (self.model, NO_MODEL)}.get(new.source)
         why = self._objection or (lacks[1] if lacks is not None and lacks[0] is None else "")
         if new != old and new.source != "off" and why:
@@ -88,6 +103,8 @@ class Drafter:
         """What passes took is of other settings."""
         for gate in (self.gate, self.head_gate, self.model_gate):
             gate.restart()
+        if self.prefetch is not None:
+            self.prefetch.restart()
 
     def close(self) -> None:
         """Free the model that guesses."""
@@ -105,34 +122,59 @@ class Drafter:
             began_s += self._late_s
         sequence.draft = []
         self._guess, self._by, self._took_s, self._first_s = None, None, 0.0, 0.0
+        self._foretold = NOTHING
         self._rest, looks_up = max(0, self._rest - 1), self._looks_up and not self._rest
-        self._looks, self._times = looks_up or bool(self._asked), allowed
+        self._asks_in = max(0, self._asks_in - 1)
+        asks = bool(self._asked) and not self._asks_in
+        self._looks, self._times = looks_up or asks, allowed
         if not self._looks:
+            self._unseen += 1
             return
+        for _, gate in self._asked if self._unseen else ():
+            gate.passed_by(self._unseen)
+        self._unseen = 0
         most = min(self._most, sequence.stop.limit - sequence.drawn - 1)
         self._built_s = self._program.built_s if self._program is not None else 0.0
         found, asked = Worth(), None
         if looks_up:
             self._guess = guess = sequence.lookup.guess(sequence.ids, most)
             if guess is not None and allowed:
-                found = self.gate.choose(guess.matched, len(guess.tokens))
+                if self.gate.ready:
+                    self._foretold = self._foretell(sequence, guess.tokens, guess.place)
+                found = self.gate.choose(guess.matched, len(guess.tokens), self._foretold.loads)
                 self._rest = self._rested = 0 if found.guesses else min(REST, 2 * self._rested + 1)
         best, soon = found, min(SOON, sequence.stop.limit - sequence.drawn)
-        self._asks_in = max(0, self._asks_in - 1)
-        asks = allowed and most > 0 and not self._asks_in
+        asks = asks and allowed and most > 0
         for one, gate in self._asked if asks else ():
             worth = gate.choose(HEAD_MATCHED, most)
             if worth.guesses and worth.faster > best.faster:
                 first_ms = one.first_ms(sequence.ids)
                 if first_ms is not None and gate.wins_back(worth, first_ms, soon):
                     best, asked, self._by = worth, one, gate
-        if asks:
-            self._asks_in = self._asked_in = 0 if asked is not None else min(SELDOM, 2 * self._asked_in + 1)
-        if asked is not None:
-            sequence.draft = self._asked_for(asked, sequence, best.guesses)
+        if asked is not None and self._by is not None:
+            drafted = self._asked_for(asked, sequence, best.guesses)
+            self._foretold = self._foretell(sequence, drafted)
+            if self._foretold.loads:  # now that it is known what they are
+                drafted = drafted[: self._by.choose(HEAD_MATCHED, len(drafted), self._foretold.loads).guesses]
+            sequence.draft = drafted
         elif self._guess is not None:
             sequence.draft = self._guess.tokens[: found.guesses]
+        if asks:
+            pays = asked is not None and bool(sequence.draft)
+            self._asks_in = self._asked_in = 0 if pays else min(SELDOM, 2 * self._asked_in + 1)
         self._took_s = time.perf_counter() - began_s
+
+    def fetch(self, sequence: Sequence) -> None:
+        """The pass begins: fetch what its guesses are foretold to need."""
+        if self.prefetch is not None and self._foretold.missing:
+            self.prefetch.fetch(self._foretold, len(sequence.draft), self._usual_ms(len(sequence.draft)))
+
+    def _usual_ms(self, guesses: int) -> float | None:
+        """What such passes take."""
+        return (self._by or self.gate).took_ms(1 + guesses) if guesses else None
+
+    def _foretell(self, sequence: Sequence, draft: Tokens[int], place: int = -1) -> Foretold:
+        return self._trace.foretell(sequence.ids, draft, place) if self._trace is not None and draft else NOTHING
 
     def _asked_for(self, by: Guesser, sequence: Sequence, count: int) -> list[int]:
         """So many guesses, or none where the sequence is cancelled meanwhile."""
@@ -148,11 +190,15 @@ class Drafter:
     def computed(self, sequence: Sequence, drawn: Tokens[int], count: int, allowed: bool) -> None:
         """After a pass over the next `count` tokens of a sequence, and its draft: it has drawn these tokens, and others
         may be guessed if `allowed`."""
+        rows = count + max(0, len(drawn) - 1)
+        if self._trace is not None and (self._looks_up or self._asked):
+            self._trace.passed(sequence.ids, sequence.computed - rows, rows)
         if self.head is None or self._program is None or not self._asks_head:
             return
-        began_s, rows = time.perf_counter(), count + max(0, len(drawn) - 1)
+        began_s = time.perf_counter()
         ids = [*sequence.ids, *drawn]
-        self.head.seen(ids, sequence.computed - rows, self._program.states()[:rows])
+        states = self._program.states()
+        self.head.seen(ids, sequence.computed - rows, states if rows == len(states) else states[:rows])
         if allowed and count > 1 and drawn and self.head.ready(ids):  # a prompt: no guess is to wait for it
             self.head.read(ids)
         self._took_s += time.perf_counter() - began_s
@@ -174,11 +220,21 @@ class Drafter:
         first_ms = 1e3 * self._first_s
         took_ms = step.total_ms - 1e3 * (building_s + self._late_s)
         took_ms += 1e3 * self._settle_s - first_ms if verified else -1e3 * self._took_s
-        for gate in (self.gate, *[own for _, own in self._asked]):
+        load = self._load(verified)
+        if self.prefetch is not None and verified:
+            self.prefetch.passed(took_ms, self._usual_ms(verified), step.stall_ms)
+        for gate in (*([self.gate] if self._looks_up else []), *[own for _, own in self._asked]):
             if not verified or gate is (self._by or self.gate):
-                saved = gate.took(verified, len(drawn) - 1, took_ms, first_ms)
+                saved = gate.took(verified, len(drawn) - 1, took_ms, first_ms, load)
                 if verified:
                     step.draft_saved_ms = saved
+
+    def _load(self, verified: int) -> Load | None:
+        """What was foretold of a pass that has verified so many tokens, or of one of a single row what it had."""
+        if verified:
+            loads = self._foretold.loads
+            return loads[verified] if verified < len(loads) else None
+        return self._trace.load() if self._trace is not None else None
 
     def told(self, step: StepRecord) -> None:
         """Have the record of a pass say what guessing took."""

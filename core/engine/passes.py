@@ -100,6 +100,8 @@ class Passes:
         parts.memory.ledger.begin()
         batch = Batch(phase, tuple([sequence.share(count) for sequence, count in work]))
         self._pipeline.begin(batch)
+        if work[0][0].draft:
+            parts.drafter.fetch(work[0][0])
         held, taken_over = [sequence.computed for sequence, _ in work], sum(sequence.taken_over for sequence, _ in work)
         ahead = [(sequence.request, sequence.ids[sequence.computed + n :][: self.chunk]) for sequence, n in work]
         self._pipeline.announce(*[one for one in ahead if one[1]])  # searched for while these ones are computed

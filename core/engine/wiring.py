@@ -12,6 +12,8 @@ from core.capacity.free_memory import free_bytes
 from core.capacity.memory_accounting import Ledger
 from core.capacity.sizes import SHORT_CHUNK
 from core.engine.batch_trial import BatchTrial
+from core.engine.draft_prefetch import DraftPrefetch
+from core.engine.draft_trace import RoutingTrace
 from core.engine.drafter import Drafter
 from core.engine.kept_pace import layer_ms
 from core.engine.loading import LoadedModel, Progress, with_buddies
@@ -185,7 +187,9 @@ def _around(
     device_decode = DeviceDecode(step, loaded.store, shape, predictor_host, prediction.capture, graphs)
     head, small = _head(loaded, passes, transfers), _draft_model(loaded, program)
     memory.pool.drafts += [one for one in (head, small) if one is not None]
-    drafter = Drafter(program, min(loaded.sizes.chunk - 1, kv.revocable), head, small)
+    trace = RoutingTrace(shape, passes.expert_cache, recorder)
+    fetching = DraftPrefetch(shape, prefetcher, host, recorder)
+    drafter = Drafter(program, min(loaded.sizes.chunk - 1, kv.revocable), head, small, trace, fetching)
     parts = EngineParts(memory, prediction, Telemetry(shape), recorder, device_decode, host, drafter)
     begin(plan.spec.settings, parts)
     return Wiring(

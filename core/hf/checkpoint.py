@@ -55,7 +55,8 @@ class CheckpointReader:
     the checkpoint lacks an expert's weights.
     """
 
-    def __init__(self, model: nn.Module, checkpoint: ModelPath | Tensors) -> None:
+    def __init__(self, model: nn.Module, checkpoint: ModelPath | Tensors, *, keep_open: bool = False) -> None:
+        """`keep_open`: `Tensors` whose weights the model does not go with stay open, for another try."""
         self._model: Any = model
         self.sites = find_experts(model)
         self._files: ModelFiles | None = None
@@ -69,7 +70,8 @@ class CheckpointReader:
         try:
             self._recipes = self._index()
         except BaseException:
-            self._stored.close()
+            if not keep_open:
+                self._stored.close()
             raise
 
     def read(self, layer: int, expert: int) -> dict[str, torch.Tensor]:
@@ -105,6 +107,11 @@ class CheckpointReader:
             and torch.equal(self._stored.read(keys[target]), self._stored.read(keys[source]))
         }
         return [key for key in self._dense if key not in double]
+
+    def lacking(self, prefix: str) -> list[str]:
+        """The model's parameters of these names, experts' apart, that the checkpoint has no weights for."""
+        read, state = {*self._dense.values(), *self._recipes}, self._model.state_dict()
+        return [name for name in state if name.startswith(prefix) and name not in read]
 
     def content_hash(self) -> str:
         """The model's identity: see `files.content_hash`. Raises ModelError unless opened from a model directory."""

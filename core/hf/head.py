@@ -43,13 +43,18 @@ UNKNOWN = "heads of this kind are not known"
 def objection(config: Any, names: Collection[str]) -> str | None:
     """Why the head of a checkpoint with tensors of these names is not loaded; "" if it is, None where it has none.
     `config` is that of the text model."""
-    layer, parts = f"model.layers.{getattr(config, 'num_hidden_layers', 0)}.", PARTS
+    layer, parts = layer_of_head(config), PARTS
     if f"{STORED}fc.weight" in names:
         layer, parts = STORED, QWEN
     elif f"{layer}eh_proj.weight" not in names:
         return None
     missing = [part for part in parts if f"{layer}{part}.weight" not in names]
     return f"{UNKNOWN}: {missing[0]} is not among its weights" if missing else ""
+
+
+def layer_of_head(config: Any) -> str:
+    """What the names of a head's modules begin with, in a model with this config."""
+    return f"model.layers.{getattr(config, 'num_hidden_layers', 0)}."
 
 
 def may_have_head(names: Collection[str]) -> bool:
@@ -59,7 +64,7 @@ def may_have_head(names: Collection[str]) -> bool:
 
 def stored_names(config: Any) -> dict[str, str]:
     """What a head's weights are called in Qwen's checkpoints, as patterns -> what they are called once attached."""
-    layer = f"model.layers.{getattr(config, 'num_hidden_layers', 0)}."
+    layer = layer_of_head(config)
     parts = {f"{own}.": f"{layer}{part}." for own, part in zip(QWEN, PARTS, strict=True)} | {"layers.0.": layer}
     return {f"^{re.escape(STORED + own)}": part for own, part in parts.items()}
 
@@ -130,6 +135,11 @@ def _with_layers(config: Any, count: int) -> Any:
     if (kinds := getattr(config, "layer_types", None)) is not None:
         made.layer_types = [*kinds[: count - 1], FULL]
     return made
+
+
+def remove(model: Any) -> None:
+    """Take away the head that was attached to a model."""
+    del model.model.layers[-1]
 
 
 def detach(model: Any) -> None:

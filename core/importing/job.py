@@ -17,7 +17,7 @@ import torch
 from core.errors import ModelError, MoestroError
 from core.hf.checkpoint import CheckpointReader
 from core.hf.discover import ExpertsSite
-from core.hf.head import attach, objection
+from core.hf.head import attach, layer_of_head, objection, remove
 from core.hf.skeleton import meta_skeleton
 from core.importing.sources import Source, open_source
 from core.memory.codec import Codec, make_codec
@@ -201,17 +201,16 @@ def for_people(text: str, folder: str, path: Path) -> str:
 
 def _plan(source: Source, name: str, format: str, blocks: int, shell: Path, wanted: bool) -> ImportPlan:
     meta = meta_skeleton(source.write_shell(shell))
-    head = objection(text_config(meta.config), source.tensors.tensors) if wanted else None
-    if head == "":
-        try:
-            attach(meta)
-        except ModelError as error:
-            head = str(error)
-    reader = CheckpointReader(meta, source.tensors)
-    if source.kind == "gguf" and reader.unused:  # each of its tensors has its place, or was left out on purpose
+    config = text_config(meta.config)
+    head = objection(config, source.tensors.tensors) if wanted else None
+    layer = layer_of_head(config)
+    reader, head = _with_head(meta, source, layer) if head == "" else (None, head)
+    reader = CheckpointReader(meta, source.tensors) if reader is None else reader
+    unused = [name for name in reader.unused if not name.startswith(layer)]
+    if source.kind == "gguf" and unused:  # each of its tensors has its place, or was left out on purpose
         raise ModelError(
-            f"This GGUF model has {len(reader.unused)} tensors that transformers' model of its kind does not have "
-            f"({', '.join(reader.unused[:4])}{' ...' if len(reader.unused) > 4 else ''}), so it would not be computed "
+            f"This GGUF model has {len(unused)} tensors that transformers' model of its kind does not have "
+            f"({', '.join(unused[:4])}{' ...' if len(unused) > 4 else ''}), so it would not be computed "
             "as it is meant. Import the model's safetensors version instead."
         )
     site, formats = reader.sites[0], _formats(source, format, len(reader.sites))
@@ -255,6 +254,22 @@ def _formats(source: Source, format: str, layers: int) -> tuple[str, ...]:
     if format == "auto" and source.formats:
         return source.formats
     return (choose_format(source) if format == "auto" else format,) * layers
+
+
+def _with_head(meta: Any, source: Source, layer: str) -> tuple[CheckpointReader | None, str]:
+    """A model with its head, which is this layer, and "". Where there is no way to read that: none, and why."""
+    try:
+        attach(meta)
+    except ModelError as error:
+        return None, str(error)
+    try:
+        reader = CheckpointReader(meta, source.tensors, keep_open=True)
+        if not reader.lacking(layer):
+            return reader, ""
+    except ModelError:  # of the model's own weights it comes again
+        pass
+    remove(meta)
+    return None, "some of its weights are missing, or are stored in a way that is not known"
 
 
 def choose_format(source: Source) -> str:

@@ -26,6 +26,7 @@ class Ticket:
         "done",
         "error",
         "event",
+        "for_draft",
         "landed_s",
         "number",
         "phase",
@@ -52,6 +53,7 @@ class Ticket:
         self.score = self.priority = 0.0  # of a prefetch: predicted probability of use, and queue priority
         self.waited = False  # the thread that submits this copy out of host memory waits for it next
         self.behind = False  # neither demand nor prefetch: the host has computed the expert, which is cached for later
+        self.for_draft = False  # a prefetch for guessed tokens
         self.displaced = -1  # eid evicted for this prefetch; -1 = none
         self.number = 0  # submission order
 

@@ -165,9 +165,7 @@ class StepRecord:
         default=0,
         metadata=metric("requests", "Requests of the head that guesses for its experts; in no other.", reduce="sum"),
     )
-    draft_hits: int = field(
-        default=0, metadata=metric("requests", "Of these, the ones whose expert was resident.", reduce="sum")
-    )
+    draft_hits: int = field(default=0, metadata=metric("requests", "Of these, the hits.", reduce="sum"))
     draft_bytes: int = field(
         default=0,
         metadata=metric("bytes", "Copied into slots for the head's experts; in no other count.", reduce="sum"),
@@ -183,6 +181,9 @@ class StepRecord:
     prefetch_evicted: int = field(
         default=0, metadata=metric("experts", "Of those, the ones evicted before their layer was reached.")
     )
+    draft_prefetch_issued: int = field(default=0, metadata=metric("experts", "Of those begun, the ones for guesses."))
+    draft_prefetch_hits: int = field(default=0, metadata=metric("experts", "Of these, those used or late."))
+    draft_prefetch_wasted: int = field(default=0, metadata=metric("experts", "Of these, those not used."))
     bypassed: int = field(
         default=0,
         metadata=metric(

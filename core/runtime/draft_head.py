@@ -1,7 +1,7 @@
 """Guesses tokens with a model's head (`core.hf.head`), whose experts are cached as those of one more layer.
 
 The head's keys and values of a position are made of the model's last state there and of the token after it. They follow
-what is computed for a text: states are kept until a guess is wanted, at most MOST of them, and then computed in one
+what is computed for a text: states are kept until a guess is wanted, about MOST of them, and then computed in one
 pass. What a text has no states for, such as what was taken over from another request, the head does not see.
 """
 
@@ -20,7 +20,7 @@ from core.runtime.pipeline import StepDispatch
 from core.runtime.step_sink import NullSink, Requests
 from core.types import Outcome
 
-MOST = 512  # states that wait
+MOST = 512  # states that wait, and half as many more before what is too old is dropped
 TRIED = 6  # random ones, of a trial
 
 
@@ -101,7 +101,7 @@ class DraftHead:
         self._waiting.append(states)
         self._end = first + len(states)
         self._text = [*ids]
-        if self._end - self._done > MOST:
+        if self._end - self._done > MOST + MOST // 2:
             kept = torch.cat(self._waiting)[-MOST:].clone()
             self.passes.cut(0)
             self._first = self._done = self._end - MOST

@@ -82,6 +82,13 @@ class Prefetcher:
         if shadows and not self._several:
             self._capture.shadows.begin((share.request, share.tokens))
 
+    def fetch_for_draft(self, predictions: Sequence[Prediction]) -> None:
+        """The pass that begins verifies guesses, which are foretold to need these: prefetch them, whoever else
+        does."""
+        began_s = time.perf_counter()
+        self._expert_cache.prefetch(predictions, -1, (), self._predictor_host.predictor.priority, for_draft=True)
+        self._sink.predicted(time.perf_counter() - began_s)
+
     def _plan(self, batch: Batch) -> RouterPlan | None:
         """The routers that a program asks in a pass; None: the predictor asks them, or needs more than them."""
         known, plan = self.program_asks and not self._first, self._predictor_host.predictor.routers

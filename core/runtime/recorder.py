@@ -138,6 +138,8 @@ class Recorder:
         self._ticks = 0
         self._index = 0
         self._begun_s = 0.0  # of the pass that is being computed; 0 = none
+        self.latest: RawStep | None = None
+        """Routing and requests of the latest pass; without layers while nothing is recorded."""
         self._batch: Batch | None = None
         self._ran: list[Ran] = []
         self.stall_s = self._host_s = self._join_s = 0.0
@@ -204,6 +206,7 @@ class Recorder:
         stalled_s, late_s = self._transfers.device_stall_s()
         stall_s = min(self.stall_s + stalled_s, model_s)
         raw = flattened(self._shape, counts, self._copies(finished) if finished else (), self._ran)
+        self.latest = raw
         record = LazyStepRecord(raw, self._batch.phase, computed - refused, computed)
         if drafted:
             record.drafted, record.accepted = drafted, drafted - refused

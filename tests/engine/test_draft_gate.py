@@ -99,7 +99,7 @@ def test_what_states_take_is_the_time_of_the_guesses(monkeypatch: pytest.MonkeyP
     program: Any = SimpleNamespace(built_s=0.0)
     drafting = drafter.Drafter(program, 8)
     drafting.configure(None, DraftSettings("lookup"))
-    monkeypatch.setattr(drafting.gate, "took", lambda rows, kept, ms, first: took.append((rows, ms)) or 0.0)
+    monkeypatch.setattr(drafting.gate, "took", lambda rows, kept, ms, *more: took.append((rows, ms)) or 0.0)
     memory = Memory(clock)
     sequence: Any = SimpleNamespace(
         kv=SimpleNamespace(memory=memory), ids=[1, 2, 3] * 4, drawn=0, stop=SimpleNamespace(limit=99), lookup=Lookup()
@@ -132,3 +132,33 @@ def test_passes_in_which_something_else_is_compared_teach_no_times(monkeypatch: 
         drafting.passed(sequence, [1], SimpleNamespace(total_ms=9.0))  # type: ignore[arg-type]
         drafting._rest = 0
     assert len(took) == 1 and len(judged) == 2
+
+
+def test_while_nothing_is_guessed_few_passes_are_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Guessing by computing does not pay: its gate is told of some passes, and counts all of them."""
+    told, asked = list[int](), list[int]()
+    model: Any = SimpleNamespace(token_ms=1.0, forget=lambda: None, first_ms=lambda ids: asked.append(1), guess=None)
+    drafting = drafter.Drafter(SimpleNamespace(built_s=0.0), 8, model=model)  # type: ignore[arg-type]
+    drafting.configure(None, DraftSettings("model"))
+    took = drafting.model_gate.took
+    monkeypatch.setattr(drafting.model_gate, "took", lambda *about: (told.append(1), took(*about))[1])
+    sequence: Any = SimpleNamespace(
+        kv=SimpleNamespace(memory=SimpleNamespace(unsettled=False)),
+        ids=[*range(9)],
+        drawn=0,
+        stop=SimpleNamespace(limit=999),
+    )
+    for _ in range(200):
+        drafting.draft(sequence, True)
+        assert not sequence.draft
+        drafting.passed(sequence, [1], SimpleNamespace(total_ms=9.0))  # type: ignore[arg-type]
+    gate = drafting.model_gate
+    assert 200 - drafter.SELDOM <= gate._passes <= 200
+    assert len(told) < 25 and len(asked) < len(told)
+    assert gate.ready and gate.took_ms(1) is not None
+    guesses = [7, 7]
+    model.first_ms, model.guess = lambda ids: 0.0, lambda ids, count: guesses[:count]
+    gate.fixed = 2
+    drafting._asks_in = 0
+    drafting.draft(sequence, True)
+    assert sequence.draft == guesses

@@ -90,7 +90,8 @@ a tiny random model, written as the converter writes it, whose logits were compa
 Moestro's own computing is exact is another question, which [architectures.md](architectures.md) answers by model type.
 
 A file that has a setting or a tensor that would change the result, and that is not known, is refused, whatever its
-architecture. Layers that only predict further tokens are left out, and so are vision parts (`mmproj`). Divisors of the
+architecture. Of layers that predict further tokens the first is imported as the model's head where it is GLM-4.x's or
+DeepSeek-V3's and whole; others are left out, and so are vision parts (`mmproj`). Divisors of the
 rotary embedding's frequencies (`rope_freqs`, as of Llama 3) are read from their tensor.
 
 These are the architectures with experts that the gguf package knows. `python -m tests.gguf_writer.page > docs/gguf.md`

@@ -96,11 +96,12 @@ class Program:
             capped(logits, form.logits_cap)
         return logits
 
-    @torch.inference_mode()
     def states(self) -> torch.Tensor:
         """[T, H] fp32: the residual stream of all rows of the latest pass, after the last layer."""
         built, form = self._latest, self.form
         assert built is not None
+        if len(built.normed) == len(built.rows.x):  # all are kept
+            return built.rows.x.clone()
         states = torch.add(built.rows.x, built.rows.delta, alpha=form.residual_scale)
         if form.layers[-1].factor is not None:
             states.mul_(form.layers[-1].factor)

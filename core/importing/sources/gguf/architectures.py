@@ -59,11 +59,12 @@ LFM2 = {
 @dataclass(frozen=True)
 class Architecture:
     """`config` raises ModelError for models of this architecture that cannot be converted; `handled`: those of
-    `facts.BEYOND` that it converts."""
+    `facts.BEYOND` that it converts; `head`: a layer after the last one is a head of DeepSeek-V3's kind."""
 
     config: Callable[[ModelMetadata], dict[str, Any]]
     names: Callable[[ModelMetadata], Names]
     handled: frozenset[str] = frozenset()
+    head: bool = False
 
 
 ARCHITECTURES: dict[str, Architecture] = {
@@ -116,12 +117,13 @@ ARCHITECTURES: dict[str, Architecture] = {
             biases=QKV | set(CORRECTION),
         ),
         SCALED,
+        head=True,
     ),
     "dots1": Architecture(
         configs.dots1, lambda f: Names(DENSE | QK_NORM | SHARED | CORRECTION, biases=frozenset(CORRECTION)), SCALED
     ),
     "deepseek2": Architecture(
-        configs_latent.deepseek, configs_latent.deepseek_names, SCALED | {"attention.temperature_scale"}
+        configs_latent.deepseek, configs_latent.deepseek_names, SCALED | {"attention.temperature_scale"}, head=True
     ),
     "deepseek32": Architecture(configs_latent.deepseek_v32, configs_latent.indexed_names, SCALED),
     "glm-dsa": Architecture(configs_latent.glm_dsa, configs_latent.indexed_names, SCALED),

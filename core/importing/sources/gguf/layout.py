@@ -166,8 +166,9 @@ def without_factors(
     return kept, factors
 
 
-def recipes(entries: Mapping[str, TensorInfo], names: Names, layers: int) -> dict[str, TensorRecipe]:
-    """transformers' name -> recipe, for every tensor in the first `layers` layers and outside them.
+def recipes(entries: Mapping[str, TensorInfo], names: Names, layers: int, first: int = 0) -> dict[str, TensorRecipe]:
+    """transformers' name -> recipe, for every tensor in the layers from the `first` on, `layers` with those before it,
+    and outside them.
 
     Raises ModelError for tensors that this architecture does not have: ignoring one would change the results.
     """
@@ -188,7 +189,7 @@ def recipes(entries: Mapping[str, TensorInfo], names: Names, layers: int) -> dic
             shape = tuple(merge([torch.empty(entry.shape, device="meta")]).shape)
             suffix = "" if target.endswith(BARE) else f".{at['kind']}"
             made[f"{names.prefix}{at['layer']}.{target}{suffix}"] = TensorRecipe((TensorRows(stored),), shape, merge)
-    for layer in range(layers):
+    for layer in range(first, layers):
         made |= _experts(entries, names.experts, layer, f"{names.prefix}{layer}.")
         extra = names.more(entries, f"blk.{layer}.")
         made |= {f"{names.prefix}{layer}.{name}": recipe for name, recipe in extra.items()}

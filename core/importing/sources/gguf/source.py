@@ -16,6 +16,7 @@ from core.importing.sources.gguf.config_parts import special_token
 from core.importing.sources.gguf.facts import ModelMetadata
 from core.importing.sources.gguf.files import OpenFiles, find_files, read_headers
 from core.importing.sources.gguf.format_choice import FormatChoice, choose_format
+from core.importing.sources.gguf.head import head_recipes
 from core.importing.sources.gguf.layout import layer_of, recipes, without_factors
 from core.importing.sources.gguf.tensors import PLAIN, GgufTensors, check_types
 from core.importing.sources.gguf.tokenizer import write_tokenizer
@@ -80,6 +81,7 @@ def open_gguf(path: Path) -> GgufSource:
         config, names = architecture.config(facts), architecture.names(facts)
         entries, factors = without_factors(header.tensors, names)
         made = recipes(entries, names, facts.layers)
+        made |= head_recipes(entries, names, facts.layers) if architecture.head else {}
         check_types(entries[piece.name] for recipe in made.values() for piece in recipe.pieces)
         kept = choose_format(entries, facts.moe_layers)
     except (ArithmeticError, LookupError, TypeError, ValueError, RuntimeError) as error:
@@ -88,6 +90,8 @@ def open_gguf(path: Path) -> GgufSource:
     if why := wrong(config):
         raise damaged(files[0], why)
     dense, alike = _dense_dtype(header), kept.alike
+    used = {piece.name for recipe in made.values() for piece in recipe.pieces}
+    ahead = {name for name in entries if layer_of(name) >= facts.layers} - used
     return GgufSource(
         path=path,
         kind="gguf",
@@ -102,7 +106,7 @@ def open_gguf(path: Path) -> GgufSource:
         best_format=alike,
         formats=kept.formats,
         notes=kept.notes,
-        passed_over={name: entry.bytes for name, entry in entries.items() if layer_of(name) >= facts.layers},
+        passed_over={name: entries[name].bytes for name in sorted(ahead)},
     )
 
 

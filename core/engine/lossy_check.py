@@ -6,7 +6,7 @@ from typing import Any, Protocol
 import numpy.typing as npt
 
 from core.errors import SettingError
-from core.policy.allocation.slot_allocation import HOW
+from core.policy.allocation.slot_allocation import HOW, UNMEASURED
 from core.settings.config import Settings
 from core.settings.registry import variant, variants
 from core.types import ModelShape
@@ -46,6 +46,8 @@ def check_allowed(settings: Settings, shape: ModelShape, profile: LossyProfile |
         _check_executes(settings.prefetch.predictor.name)
     if lossy.miss == "wait":
         return
+    if lossy.gate == "percentile" and shape.encoder_layers and profile is None:
+        raise SettingError(f"Token gate “percentile” {UNMEASURED}, like a threshold (tau).")
     if lossy.gate == "percentile" and (profile is None or profile.tae is None):
         what = "" if profile is None else " that has tae"
         raise SettingError(

@@ -96,7 +96,7 @@ class SettingsController:
         """Request changed settings, as `with_substitute` has them. Raises SettingError, or what `check` raises, and
         then requests nothing."""
         with self._turn:
-            new = with_substitute(self.wanted.with_(changes), changes, self.profile)
+            new = with_substitute(self.wanted.with_(changes), changes, self.profile, self._sizes.shape)
             check(new)
             self._checked(new, self.profile)
             self.wanted = new

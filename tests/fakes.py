@@ -85,7 +85,7 @@ class FakeEngine(FakePasses):
         self.kept = {"probs": probs, "ranks": ranks, "tokens": tokens}
 
     def change(self, changes: Mapping[str, object]) -> Settings:
-        new = with_substitute(self.settings.with_(changes), changes, self.profile)
+        new = with_substitute(self.settings.with_(changes), changes, self.profile, SHAPE)
         check_needs(new, self.profile)
         check_allowed(new, SHAPE, self.profile)
         diff = self.settings.diff(new)

@@ -6,9 +6,9 @@ from typing import Any, Protocol
 import numpy.typing as npt
 
 from core.errors import SettingError
-from core.policy.allocation.slot_allocation import HOW
+from core.policy.allocation.slot_allocation import HOW, UNMEASURED
 from core.settings.config import Settings
-from core.settings.registry import variant, variants
+from core.settings.registry import Variant, variant, variants
 from core.types import ModelShape
 
 WITHOUT_PROFILE = "router_ranked"  # the substitute that serves every model
@@ -46,6 +46,8 @@ def check_allowed(settings: Settings, shape: ModelShape, profile: LossyProfile |
         _check_executes(settings.prefetch.predictor.name)
     if lossy.miss == "wait":
         return
+    if lossy.gate == "percentile" and shape.encoder_layers and profile is None:
+        raise SettingError(f"Token gate “percentile” {UNMEASURED}, like a threshold (tau).")
     if lossy.gate == "percentile" and (profile is None or profile.tae is None):
         what = "" if profile is None else " that has tae"
         raise SettingError(
@@ -57,19 +59,33 @@ def check_allowed(settings: Settings, shape: ModelShape, profile: LossyProfile |
             f"This model's profile has percentiles of the entropy at temperature 1 only, not at "
             f"{lossy.gate_temperature:g}: measure its part tae again ({HOW}), or set the temperature to 1."
         )
+    chosen = variant("substitute", lossy.substitute.name)
+    if lossy.substitutes and _lacks_company(chosen, shape):
+        raise SettingError(
+            f"Substitute “{chosen.title}” takes an expert that tokens choose together with the missing one, and a "
+            "token of this model chooses a single one. Choose another."
+        )
     norms = profile.norms if profile is not None else None
     lossy.protect.eids(shape.layers, shape.experts, norms, "protect")
 
 
-def with_substitute(settings: Settings, changes: Mapping[str, object], profile: Measured | None) -> Settings:
-    """Settings after `changes`, with the router's next best as substitute where they turn substituting on and the
-    one that was chosen before needs a profile that is not there. One that `changes` name is left, to be refused."""
+def with_substitute(
+    settings: Settings, changes: Mapping[str, object], profile: Measured | None, shape: ModelShape
+) -> Settings:
+    """Settings after `changes`, with the router's next best as substitute where they turn substituting on and the one
+    that was chosen before needs a profile that is not there, or cannot serve this model. One that `changes` name is
+    left, to be refused."""
     if "miss" not in changes or "substitute" in changes or not settings.lossy.substitutes:
         return settings
-    needs = variant("substitute", settings.lossy.substitute.name).needs
-    if all(profile is not None and profile.has(part) for part in needs):
+    before = variant("substitute", settings.lossy.substitute.name)
+    if all(profile is not None and profile.has(part) for part in before.needs) and not _lacks_company(before, shape):
         return settings
     return settings.with_({"substitute": WITHOUT_PROFILE})
+
+
+def _lacks_company(substitute: Variant, shape: ModelShape) -> bool:
+    """Whether it knows experts by those that a token chooses together, of which there are none."""
+    return shape.top_k < 2 and getattr(substitute.make, "together", False)
 
 
 def _check_executes(predictor: str) -> None:

@@ -96,7 +96,7 @@ class SettingsController:
         """Request changed settings, as `with_substitute` has them. Raises SettingError, or what `check` raises, and
         then requests nothing."""
         with self._turn:
-            new = with_substitute(self.wanted.with_(changes), changes, self.profile)
+            new = with_substitute(self.wanted.with_(changes), changes, self.profile, self._sizes.shape)
             check(new)
             self._checked(new, self.profile)
             self.wanted = new
@@ -111,7 +111,7 @@ class SettingsController:
     def _checked(self, settings: Settings, profile: Profile | None) -> Placement:
         """The placement of experts by these settings. Raises SettingError when it is impossible, or the profile lacks
         something else that they need."""
-        check_needs(settings, profile)
+        check_needs(settings, profile, measurable=not self._sizes.shape.encoder_layers)
         if self._sizes.blocks == 1 and settings.cache.split.name != "whole":
             raise SettingError(
                 "The model was loaded with whole experts, of which no part can stay alone. Load it again with several "

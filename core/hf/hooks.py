@@ -131,11 +131,14 @@ def probe_router(site: ExpertsSite, args: Sequence[Any], kwargs: Mapping[str, An
 @torch.no_grad()
 def call_router(site: ExpertsSite, args: Sequence[Any], kwargs: Mapping[str, Any]) -> RouterOutput:
     """The output of `site`'s router for the arguments of another layer's, substituting arguments as
-    in `probe_router`."""
-    if len(args) + len(kwargs) > 1:
+    in `probe_router`. Those that it needs beside the states are also taken from the site where none are given, as by a
+    program that computed the other layer without its router's module."""
+    needed = _needed(type(site.router).forward)
+    if needed or len(args) + len(kwargs) > 1:
         kwargs = {**dict(zip(_parameters(type(site.router).forward), args, strict=False)), **kwargs}
         args = ()
-        kwargs |= {name: getattr(site.parent, name) for name in list(kwargs)[1:] if hasattr(site.parent, name)}
+        own = dict.fromkeys([*list(kwargs)[1:], *needed])
+        kwargs |= {name: getattr(site.parent, name) for name in own if hasattr(site.parent, name)}
     return read_router(site, site.router.forward(*args, **kwargs))
 
 
@@ -151,3 +154,13 @@ def preferences(answer: RouterOutput) -> torch.Tensor:
 @functools.cache
 def _parameters(forward: Callable[..., Any]) -> tuple[str, ...]:
     return tuple(inspect.signature(forward).parameters)[1:]  # without self
+
+
+@functools.cache
+def _needed(forward: Callable[..., Any]) -> tuple[str, ...]:
+    """Parameters after the first that have no default."""
+    names, known = _parameters(forward)[1:], inspect.signature(forward).parameters
+    variable = inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD
+    return tuple(
+        name for name in names if known[name].default is known[name].empty and known[name].kind not in variable
+    )

@@ -9,6 +9,7 @@ weights.
 import inspect
 import math
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
@@ -82,14 +83,14 @@ def rules_of(model: Any, sites: Sequence[ExpertsSite]) -> tuple[Rule | None, ...
 
 @torch.no_grad()
 def _ask(site: ExpertsSite, states: torch.Tensor) -> Rule | None:
-    """The rule of one router from `states`. Arguments after the first come from the site's block by name (the bias of
-    minimax_m2)."""
+    """The rule of one router from `states`, also of one that takes texts [1, T, H] alone. Arguments after the first
+    come from the site's block by name (the bias of minimax_m2). None: a router with another call signature."""
     _, *more = inspect.signature(type(site.router).forward).parameters.values()
     own = {p.name: getattr(site.parent, p.name) for p in more[1:] if hasattr(site.parent, p.name)}
-    try:
-        return rule_of(read_router(site, site.router.forward(states, **own)))
-    except (ModelError, RuntimeError, TypeError):  # a router with another call signature: no rule is known
-        return None
+    for shaped in (states, states[None]):
+        with suppress(ModelError, RuntimeError, TypeError, ValueError, IndexError):
+            return rule_of(read_router(site, site.router.forward(shaped, **own)))
+    return None
 
 
 def _fit(score: Score, normalised: bool, output: RouterOutput) -> tuple[float, Rule] | None:

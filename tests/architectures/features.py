@@ -1,40 +1,28 @@
-"""Try what an engine does with a loaded model beside computing its logits: answers, kept KV, batches, predictors, the
-lab's recording and calibration."""
+"""Try what an engine does with a loaded model beside computing its logits: answers, kept KV, batches, the lab's
+recording, and the fast arithmetic."""
 
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
 from typing import Any, TypeVar
 
 import torch
 from transformers import DynamicCache
 
 from core.engine import Engine
-from core.engine.batch_request import BatchRequest
 from core.engine.batch_trial import TOGETHER
-from core.errors import MoestroError
 from core.hf.cached_pass import cached_pass, with_chosen_rows
-from core.measure.calibrate.gather import calibrate
-from core.profile import PARTS
-from core.settings.registry import variants
 from core.settings.sampling import Sampling
 from core.types import Ids
+from tests.architectures.methods import YES, tried
+from tests.architectures.turns import PROMPTS, STEPS, Logits, together
 from tests.decoded import greedy
-from tests.engine.profiles import drawn_profile
 from tests.loaded import loaded
 from tests.switch import generated
 
-TITLES = ("answers", "kept KV", "batches", "prefetchers", "lab", "calibration", "fast")
+TITLES = ("answers", "kept KV", "batches", "lab", "fast")
 """The columns, in order. Each trial finds `YES`, or words that say what happens instead."""
-YES = "yes"
-DRAW = torch.Generator().manual_seed(3)
-PROMPTS = [torch.randint(3, 250, (length,), generator=DRAW).tolist() for length in (24, 7, 1, 40, 3, 18, 12, 30)]
-STEPS = 4
 CLOSE = 1e-4  # of the largest logit: the fast arithmetic's sums in fp32 have another order
 PIECES = 2e-3  # of the largest logit: what is computed in other pieces is rounded elsewhere; it is 0 without a kept KV
-TEXTS = ["Nothing is fetched that is there already.", "A text in another tongue: pane, pain, Brot."]
-NETWORKS = {"estimator", "path"}  # parts of a profile that are trained, which takes long
 
-Logits = list[torch.Tensor]
 Result = TypeVar("Result")
 
 
@@ -44,21 +32,10 @@ def try_features(engine: Engine, plain: Any) -> dict[str, str]:
         lambda: _answers(engine, plain),
         lambda: _kept(engine, plain),
         lambda: _batches(engine),
-        lambda: _prefetchers(engine),
         lambda: _lab(engine),
-        lambda: _calibration(engine),
         lambda: fast(engine.model_name, plain),
     )
-    return {title: _tried(trial) for title, trial in zip(TITLES, trials, strict=True)}
-
-
-def _tried(trial: Callable[[], str]) -> str:
-    try:
-        return trial()
-    except MoestroError as error:
-        return str(error)
-    except Exception as error:  # the page says what stops, whatever it is
-        return f"stops with {type(error).__name__}: {(str(error).splitlines() or [''])[0][:90]}"
+    return {title: tried(trial) for title, trial in zip(TITLES, trials, strict=True)}
 
 
 def _answers(engine: Engine, plain: Any) -> str:
@@ -91,34 +68,9 @@ def _kept(engine: Engine, plain: Any) -> str:
 
 def _batches(engine: Engine) -> str:
     alone = [_answer(engine, prompt)[1] for prompt in PROMPTS]
-    together: list[Logits] = [[] for _ in PROMPTS]
-    draw, sampling = engine.batching._requests.draw, Sampling(max_new_tokens=STEPS)
-    lengths = [len(engine.prompt.encode(Ids(prompt), engine.context)) for prompt in PROMPTS]
-    engine.batching._requests.draw = lambda ids, sampling: greedy(together[lengths.index(len(ids))])  # type: ignore[method-assign]
-    try:
-        requests = [BatchRequest(at, Ids(prompt), sampling) for at, prompt in enumerate(PROMPTS)]
-        for one in engine.generate_many(requests, len(PROMPTS)):
-            if one.error:
-                return one.error
-    finally:
-        engine.batching._requests.draw = draw  # type: ignore[method-assign]
-    own, others = [torch.cat([torch.stack(rows) for rows in texts]) for texts in (alone, together)]
+    own, others = [torch.cat([torch.stack(rows) for rows in texts]) for texts in (alone, together(engine, PROMPTS))]
     found = _compared(others, own, TOGETHER)
     return engine.one_at_a_time if found == YES and engine.one_at_a_time else found
-
-
-def _prefetchers(engine: Engine) -> str:
-    """Those that change a logit, or stop."""
-    engine.use_profile(drawn_profile(engine))
-    wanted, found = torch.stack(_answer(engine, PROMPTS[0])[1]), dict[str, list[str]]()
-
-    def same() -> str:
-        return _compared(torch.stack(_answer(engine, PROMPTS[0])[1]), wanted, 0.0)
-
-    for name in [one.name for one in variants("predictor")]:
-        what = _tried(partial(_with, engine, {"predictor": name}, same))
-        found.setdefault(what, []).append(name)
-    return "; ".join(f"{', '.join(names)}: {what}" for what, names in found.items() if what != YES) or YES
 
 
 def _lab(engine: Engine) -> str:
@@ -134,12 +86,6 @@ def _with(engine: Engine, settings: Mapping[str, object], trial: Callable[[], Re
         return trial()
     finally:
         engine.change(before)
-
-
-def _calibration(engine: Engine) -> str:
-    parts = {name for name in PARTS if name not in NETWORKS}
-    lacking = parts - set(calibrate(engine, TEXTS, parts=parts).parts())
-    return f"without {', '.join(sorted(lacking))}" if lacking else YES
 
 
 def fast(path: str, plain: Any) -> str:

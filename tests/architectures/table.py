@@ -2,13 +2,17 @@
 
 import math
 import re
-from collections.abc import Iterable
+import textwrap
+from collections.abc import Iterable, Mapping, Sequence
 
 import transformers
 
 from core.engine.batch_trial import TOGETHER
+from core.settings.config import general
+from core.settings.registry import variants
 from tests.architectures.features import CLOSE, PIECES, TITLES, YES
-from tests.architectures.trial import Outcome
+from tests.architectures.methods import COLUMNS, FAST, MODES, TRIED, lossy_changes, named
+from tests.architectures.trial import RUNS, Outcome
 
 EXAMPLES = {
     "afmoe": "Trinity Mini",
@@ -83,13 +87,12 @@ What else an engine does was tried with the same checkpoints:
   rounded elsewhere: within {pieces:g} of the largest logit.
 - **Batches**: eight prompts of 1 to 40 tokens answered together have the logits that each has alone, within
   {together:g} of the largest.
-- **Prefetchers**: with each of them, and a profile, every logit is the same.
-- **Lab**: so it is while predictions are recorded (`telemetry lab`).
-- **Calibration**: a profile is measured, but for the two networks that are trained.
+- **Lab**: with routing and predictions recorded (`telemetry lab`) every logit is the same.
 - **Fast**: the [fast arithmetic](computing.md) computes it, on a CPU, with logits within {fast:g} of the largest;
   or the experts alone, in the pass of the model's own modules.
 
-**Yes**: so it is. A number: it is as the [note](#notes) of that number says.
+**Yes**: so it is. A number: it is as the [note](#notes) of that number says. [Methods](#methods) has what settings
+choose among.
 
 Of models of text and images or sound the text is loaded; what is left out is named. Heads that predict further tokens
 (MTP), which transformers' models do not have, are imported where they are of DeepSeek-V3's kind, as GLM-4.x's are, or
@@ -100,17 +103,56 @@ page anew, and goes on where it was stopped.
 """
 
 
+METHODS = """
+## Methods
+
+Each method that settings choose among, with the same checkpoints of the types that run, of whose experts each layer has
+one more resident than a token needs; settings change while the model stays loaded. Each answers a chat of two turns,
+of which the second continues from the kept KV, and three texts together. **Yes**: all of them do, and whatever is not
+lossy has the bits that this has with every expert resident. A number: its note begins with those of them that do
+otherwise. Prefetchers are tried in both arithmetics, the rest of what is exact in the reference one, parts of experts
+with experts in two blocks, and lossy ways, drafts and evaluation in the fast arithmetic where it computes at least the
+experts.
+
+- **Calibration**: a profile with every part, networks included, comes back from its file. All others use it.
+- **Plan**: the fit card says of slots and budget what the load is; MoEpic's plan is made from the profile, and used.
+- **Evaluation**: on tokens of a text and on questions, with the modes
+  {modes}.
+{kinds}
+- **Drafts**: by looking up what the text already has; a verified token has the bits of one computed alone.
+
+"""
+
+
+LOSSY = """- **Lossy**: {}. Each changes something, which is counted, called inexact and scored against the exact
+model, and what follows without it is exact."""
+
+
+def methods_head() -> str:
+    """What the second table is of: every variant by name."""
+    kinds = [f"- **{_title(kind)}**: {_listed(one.name for one in variants(kind))}." for kind in TRIED]
+    lines = [textwrap.fill(line, 118, subsequent_indent="  ", break_on_hyphens=False) for line in kinds]
+    ways: dict[str, list[str]] = {}
+    for change in lossy_changes():
+        way, _, by = named(change).partition(" ")
+        ways.setdefault(way, []).append(by)
+    lossy = "; ".join(f"{way} {_listed(by)}".strip() for way, by in ways.items())
+    lines.append(textwrap.fill(LOSSY.format(lossy), 118, subsequent_indent="  ", break_on_hyphens=False))
+    return METHODS.format(modes=_listed(MODES.split(",")), kinds="\n".join(lines))
+
+
 def page(outcomes: Iterable[Outcome]) -> str:
     """The whole page."""
     heads, notes = ["model type", "for example", "logits", *TITLES, "why, or what is left out"], dict[str, int]()
     rows = [heads, ["---"] * len(heads)]
+    outcomes = list(outcomes)
     for one in outcomes:
         features = [_feature(one.features.get(title, ""), notes) for title in TITLES]
         rows.append([one.model_type, EXAMPLES.get(one.model_type, ""), _logits(one), *features, _why(one)])
-    table = "\n".join(f"| {' | '.join(row)} |" for row in rows)
+    table, methods = _table(rows), _methods(outcomes, notes)
     listed = "\n".join(f"{number}. {note}" for note, number in notes.items())
     head = HEAD.format(version=transformers.__version__, pieces=PIECES, together=TOGETHER, fast=CLOSE)
-    return f"{head}{table}\n" + (f"\n## Notes\n\n{listed}\n" if notes else "")
+    return f"{head}{table}{methods}" + (f"\n## Notes\n\n{listed}\n" if notes else "")
 
 
 def _feature(found: str, notes: dict[str, int]) -> str:
@@ -118,10 +160,50 @@ def _feature(found: str, notes: dict[str, int]) -> str:
     return found if found in ("", YES) else str(notes.setdefault(found, len(notes) + 1))
 
 
+def _methods(outcomes: Sequence[Outcome], notes: dict[str, int]) -> str:
+    """The second table, of those that were tried."""
+    rows = [
+        [one.model_type, *(_feature(_together(one.methods.get(column, {})), notes) for column in COLUMNS)]
+        for one in outcomes
+        if one.methods
+    ]
+    heads = ["model type", *(_title(column).lower() for column in COLUMNS)]
+    lacking = [one.model_type for one in outcomes if one.verdict in RUNS and not one.methods]
+    rest = textwrap.fill(f"Not tried for this page: {_listed(lacking)}.", 118, break_on_hyphens=False)
+    return methods_head() + _table([heads, ["---"] * len(heads), *rows]) + f"\n{rest}\n" * bool(lacking) if rows else ""
+
+
+def _together(cells: Mapping[str, str]) -> str:
+    """One cell of several: `YES` where all are, else those that are not, with what is said of them."""
+    by_words: dict[str, list[str]] = {}
+    for name, words in cells.items():
+        by_words.setdefault(words, []).append(name)
+    for words, names in by_words.items():
+        marked = {name + FAST for name in names}
+        by_words[words] = [name for name in names if name not in marked]
+    others = [f"{', '.join(names)}: {words}" for words, names in by_words.items() if words != YES]
+    return "; ".join(others) or (YES if cells else "")
+
+
+def _table(rows: Iterable[Sequence[str]]) -> str:
+    return "".join(f"| {' | '.join(row)} |\n" for row in rows)
+
+
+def _title(column: str) -> str:
+    """Of a column: what the setting is called, where it is of one."""
+    known = general()
+    return known[column].title if column in known else column
+
+
+def _listed(names: Iterable[str]) -> str:
+    return ", ".join(names)
+
+
 def stated(text: str) -> tuple[str, list[str]]:
     """(version of transformers, model types) of a page."""
     version = re.search(r"transformers (\d+\.\d+\.\d+)", text)
-    return version[1] if version else "", re.findall(r"^\| ([\w-]+) \| .* \|$", text, re.MULTILINE)
+    first = text.partition("## Methods")[0]
+    return version[1] if version else "", re.findall(r"^\| (\w[\w-]*) \| .* \|$", first, re.MULTILINE)
 
 
 def _logits(one: Outcome) -> str:

@@ -16,18 +16,24 @@ from core.hf.checkpoint import CheckpointReader
 from core.hf.discover import find_experts
 from core.hf.outline import outline
 from core.hf.skeleton import load_skeleton, meta_skeleton
+from core.measure.calibrate.gather import calibrate
+from core.profile import PARTS
 from core.settings.config import Settings
 from core.settings.loading import LoadSpec
 from core.settings.sampling import Sampling
-from tests.architectures.features import TITLES, YES
+from tests.architectures import __main__ as generator
+from tests.architectures.features import TITLES
+from tests.architectures.methods import COLUMNS, FAILS, FAST, HOW, TEXTS, YES, Trial
 from tests.architectures.scan import moe_types
-from tests.architectures.table import page, stated
+from tests.architectures.table import methods_head, page, stated
 from tests.architectures.trial import Outcome, known, random_model, save, try_all, try_type
-from tests.loaded import unloading
+from tests.engine.profiles import drawn_profile
+from tests.loaded import loaded, unloading
 from tests.selection import layered
 
 PAGE = Path(__file__).parents[2] / "docs" / "architectures.md"
 BOUND = 1e-6
+ATTENTION = ("qwen3_moe", "deepseek_v3", "gpt_oss", "qwen3_next")  # in groups; latent; windows, sinks; gated delta nets
 ADAPTED = {
     "step3p7": "exact",
     "zaya": "exact",
@@ -153,13 +159,57 @@ def test_what_an_engine_does_with_a_model(model_type: str) -> None:
 def test_the_page_notes_what_is_not_so() -> None:
     one = Outcome("qwen3_moe", "exact", features=dict.fromkeys(TITLES, YES) | {"lab": "stops"})
     text = page([one, replace(one, model_type="olmoe", features=one.features | {"batches": "other logits"})])
-    assert "| qwen3_moe | Qwen3 30B-A3B | exact | yes | yes | yes | yes | 1 | yes | yes |  |" in text
-    assert "| olmoe | OLMoE 1B-7B | exact | yes | yes | 2 | yes | 1 | yes | yes |  |" in text
+    assert "| qwen3_moe | Qwen3 30B-A3B | exact | yes | yes | yes | 1 | yes |  |" in text
+    assert "| olmoe | OLMoE 1B-7B | exact | yes | yes | 2 | 1 | yes |  |" in text
     assert text.endswith("## Notes\n\n1. stops\n2. other logits\n")
 
 
-@pytest.mark.long(30)
-@pytest.mark.timeout(7200)
+def test_the_page_notes_the_methods_that_do_otherwise() -> None:
+    methods = {column: {"a": YES, "b": YES} for column in COLUMNS}
+    methods["predictor"] = {
+        "a": "needs",
+        "b": "needs",
+        "c": YES,
+        f"a{FAST}": "needs",
+        f"b{FAST}": YES,
+        f"c{FAST}": "no",
+    }
+    text = page([Outcome("olmoe", "exact", features=dict.fromkeys(TITLES, YES), methods=methods)])
+    cells = ["1" if column == "predictor" else YES for column in COLUMNS]
+    assert f"\n| olmoe | {' | '.join(cells)} |\n" in text.partition("## Methods")[2]
+    assert text.endswith("## Notes\n\n1. a, b: needs; c (fast): no\n")
+    assert stated(text)[1] == ["olmoe"]
+    assert "Not tried" not in text
+    untried = Outcome("mixtral", "close", off=1e-7)
+    text = page([untried, Outcome("olmoe", "exact", methods=methods), Outcome("doge", "refused")])
+    assert "|\n\nNot tried for this page: mixtral.\n\n## Notes" in text
+
+
+def test_the_page_has_every_method_and_no_failure() -> None:
+    text = PAGE.read_text(encoding="utf-8")
+    assert methods_head() in text
+    assert FAILS not in text
+
+
+@pytest.mark.parametrize("at", range(len(ATTENTION)), ids=ATTENTION)
+def test_methods_with_each_kind_of_attention(at: int, tmp_path: Path) -> None:
+    """Each method with one of them, and by turns in both arithmetics. Networks, which take long, are trained once."""
+    path, columns = save(random_model(ATTENTION[at]), tmp_path), ["eviction", "layer_slots", "predictor", "lossy"]
+    with loaded(path, {}, **HOW, arithmetic=("reference", "fast")[at % 2]) as engine:
+        trial = Trial(engine, at, len(ATTENTION))
+        if at == 0:
+            columns += ["calibration", "plan"]
+        else:
+            measured = calibrate(engine, TEXTS, parts=set(PARTS) - {"estimator", "path"})
+            engine.use_profile(measured.over(drawn_profile(engine)))
+            assert trial.planned() == YES
+        found = trial.columns([*columns, *(["drafts"] if at % 2 else [])])
+    assert {words for cells in found.values() for words in cells.values()} == {YES}
+    assert all(found.values())
+
+
+@pytest.mark.long(60)
+@pytest.mark.timeout(14400)
 def test_the_page_is_what_is_found() -> None:
     text = PAGE.read_text(encoding="utf-8")
     version, _ = stated(text)
@@ -169,4 +219,4 @@ def test_the_page_is_what_is_found() -> None:
     def rows(of: str) -> set[str]:  # a tiny one that could not be made depends on what else is installed
         return {line for line in of.splitlines() if line.startswith("| ") and "| untried |" not in line}
 
-    assert rows(page([try_all(name) for name in moe_types()])) == rows(text)
+    assert rows(page([generator.found(name, None) for name in moe_types()])) == rows(text)

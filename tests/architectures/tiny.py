@@ -62,6 +62,7 @@ INKLING: dict[str, Any] = dict(
 )
 OWN: dict[str, dict[str, Any]] = {  # what the rules above do not make small, or not consistent
     "aria": dict(projector_patch_to_query_dict={"4": 4}),
+    "beam": dict(mlp_layer_types=["dense", "sparse", "sparse", "sparse"]),
     "bailing_hybrid": dict(num_hidden_layers=4, layer_group_size=3),
     "dbrx": dict(
         d_model=64,
@@ -197,6 +198,13 @@ def changed(model_type: str, changes: dict[str, Any]) -> dict[str, Any]:
     fields = tiny(model_type)
     nested = {name: fields[name] | value for name, value in changes.items() if isinstance(value, dict)}
     return fields | changes | nested
+
+
+def with_choice(fields: dict[str, Any]) -> dict[str, Any]:
+    """Fields in which a token does not need a whole group of experts, so that another of it can replace one."""
+    inner = {name: with_choice(value) for name, value in fields.items() if isinstance(value, dict)}
+    fewer = {"num_experts_per_tok": 2} if fields.get("n_group", 1) > 1 and "num_experts_per_tok" in fields else {}
+    return fields | inner | fewer
 
 
 def tiny(model_type: str) -> dict[str, Any]:

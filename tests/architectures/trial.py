@@ -27,7 +27,8 @@ from core.settings.loading import LoadSpec
 from core.settings.sampling import Sampling
 from core.types import Ids
 from tests.architectures.features import PROMPTS, try_features
-from tests.architectures.tiny import VARIANTS, changed, tiny
+from tests.architectures.methods import try_methods
+from tests.architectures.tiny import VARIANTS, changed, tiny, with_choice
 from tests.loaded import loaded
 from tests.switch import generated
 from tests.tiny_tokenizer import save_tokenizer
@@ -55,6 +56,7 @@ class Outcome:
     left_out: tuple[str, ...] = ()
     unless: str = ""
     features: dict[str, str] = field(default_factory=dict)  # by column of the page; {} where they were not tried
+    methods: dict[str, dict[str, str]] = field(default_factory=dict)  # by column of the second table, and by method
 
 
 def known(model_type: str) -> bool:
@@ -134,16 +136,37 @@ def transformers_own(path: Path, dtype: torch.dtype) -> Any:
     return model
 
 
+ROUTERS = {"zaya": 16.0}  # weights of routers that are deep, and would drown in their biases
+RUNS = ("exact", "close")  # verdicts of types whose features and methods are tried
+
+
 def try_all(model_type: str) -> Outcome:
     """As `try_type`, and what else an engine does with a model that runs."""
     outcome = try_type(model_type)
-    if outcome.verdict not in ("exact", "close"):
+    if outcome.verdict not in RUNS:
         return outcome
     with tempfile.TemporaryDirectory() as folder:
         path = save(random_model(model_type), Path(folder))
         how = {"dtype": "float32", "arithmetic": "reference", "context": 128, "sequences": len(PROMPTS)}
         with loaded(path, {"budget": "50%"}, **how) as engine:
             return replace(outcome, features=try_features(engine, transformers_own(path, torch.float32)))
+
+
+def methods_of(model_type: str) -> dict[str, dict[str, str]]:
+    """What `try_methods` finds of a model that runs."""
+    with tempfile.TemporaryDirectory() as folder:
+        return try_methods(str(save(choosing_model(model_type), Path(folder))))
+
+
+def choosing_model(model_type: str) -> Any:
+    """As `random_model`, with more than a group for tokens to choose from, and routers that do not choose the same for
+    all of them."""
+    model = random_model(model_type, **with_choice(tiny(model_type)))
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if ".gate." in name and parameter.dim() >= 2:
+                parameter.mul_(ROUTERS.get(model_type, 1.0))
+    return model
 
 
 def try_type(model_type: str, steps: int = 12, dtype: torch.dtype = torch.float32) -> Outcome:

@@ -33,6 +33,7 @@ KINDS: dict[str, dict[str, Any]] = {
     "glm4_moe": dict(n_group=2, use_qk_norm=True, attention_bias=True, routed_scaling_factor=1.5),
     "deepseek_v3": {},
     "gpt_oss": {},
+    "minimax_m2": {},  # whose routers take a bias of their block
 }
 PLANS: dict[str, dict[str, object]] = {
     "gate": {"predictor": "gate"},
@@ -67,7 +68,7 @@ def answer(engine: Engine, tokens: int) -> list[Any]:
     return found
 
 
-@pytest.mark.parametrize("arch", layered(KINDS, quick=lambda arch: arch in ("qwen2_moe", "glm4_moe")))
+@pytest.mark.parametrize("arch", layered(KINDS, quick=lambda arch: arch in ("qwen2_moe", "glm4_moe", "minimax_m2")))
 def test_it_asks_as_hooks_would(arch: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path, ask, asked = save_tokenizer(make_checkpoint(arch, tmp_path, **KINDS[arch])), EngineView.ask, list[Any]()
 

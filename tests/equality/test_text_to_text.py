@@ -232,3 +232,6 @@ def test_what_it_cannot_do_is_said(engine: Engine) -> None:
         calibrate(engine, ["A text."])
     with pytest.raises(SettingError, match="cannot execute predicted experts"):
         engine.change({"predictor": "gate", "execute": "always"})
+    for asked in ({"predictor": "estimator"}, {"miss": "drop", "gate": "percentile"}, {"layer_slots": "moepic"}):
+        with pytest.raises(SettingError, match="needs a profile, and a text-to-text model cannot be calibrated"):
+            engine.change(asked)

@@ -65,6 +65,13 @@ def test_a_rule_follows_the_config(setting: dict[str, Any]) -> None:
         assert rule == Rule("sigmoid", not setting, 2.446, torch.float32)
 
 
+@pytest.mark.skipif("afmoe" not in CONFIG_MAPPING, reason="the installed transformers has no afmoe")
+def test_a_router_that_takes_whole_texts_alone() -> None:
+    model = random_model("afmoe").eval()
+    for rule in rules_of(model, find_experts(model)):
+        assert rule == Rule("sigmoid", True, 1.0, torch.float32)
+
+
 def test_softmax_by_hand() -> None:
     """Softmax of the first row: 4/8, 2/8, 1/8, 1/8; of the second: 1/6, 3/6, 1/6, 1/6."""
     others = torch.tensor([[1, 3], [0, 1]])

@@ -52,10 +52,10 @@ class Meter:
 
     def end(self, sample: Sample, prompt: Sequence[int], tokens: Sequence[int], steps: Sequence[StepRecord]) -> int:
         """The answer is complete. Returns the number of its later quality result, or 0 when there will be none: no
-        assignment was changed, or no logits were kept."""
+        assignment was changed or had another weight, or no logits were kept."""
         rows = sample.finish()
         self.waits.note(steps)
-        if not rows or not any(step.changed for step in steps):
+        if not rows or all(step.lossless for step in steps):
             return 0
         self._number += 1
         self._waiting.append(

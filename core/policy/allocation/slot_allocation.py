@@ -22,6 +22,7 @@ from core.system.command import COMMAND
 
 HOW = f"run {COMMAND} calibrate, or open the Calibrate tab"
 HOW_PLANNED = f"run {COMMAND} plan --save"
+UNMEASURED = "needs a profile, and a text-to-text model cannot be calibrated. Choose one that needs none"
 AHEAD = frozenset({"estimator", "gate_recall"})
 """Parts of a profile about what one MoE layer says of the next: a model with a single one has none."""
 
@@ -45,14 +46,15 @@ class AllocationProfile(Protocol):
         """Whether it has a part: a name of core.profile.PARTS, or "plan"."""
 
 
-def check_needs(settings: Settings, profile: AllocationProfile | None) -> None:
-    """Raises SettingError, with advice, when a chosen variant needs parts that the profile does not have."""
+def check_needs(settings: Settings, profile: AllocationProfile | None, *, measurable: bool = True) -> None:
+    """Raises SettingError, with advice, when a chosen variant needs parts that the profile does not have. `measurable`:
+    a profile of the model can be made."""
     for kind in KINDS:
         if kind != "substitute" or settings.lossy.substitutes:
-            check_need(kind, str(settings[kind]), profile)
+            check_need(kind, str(settings[kind]), profile, measurable=measurable)
 
 
-def check_need(kind: str, name: str, profile: AllocationProfile | None) -> None:
+def check_need(kind: str, name: str, profile: AllocationProfile | None, *, measurable: bool = True) -> None:
     """Raises SettingError, with advice, when this variant needs parts that the profile does not have."""
     chosen = variant(kind, name)
     if lacks := [part for part in chosen.needs if profile is None or not profile.has(part)]:
@@ -62,6 +64,8 @@ def check_need(kind: str, name: str, profile: AllocationProfile | None) -> None:
                 f"{general()[kind].title} “{chosen.title}” needs what one MoE layer says of the next, and this model "
                 "has a single one. Choose another."
             )
+        if not measurable:
+            raise SettingError(f"{general()[kind].title} “{chosen.title}” {UNMEASURED}.")
         what = "" if profile is None else f" that has {' and '.join(lacks)}"
         raise SettingError(
             f"{general()[kind].title} “{chosen.title}” needs a profile of this model{what}: "

@@ -146,6 +146,7 @@ class Substitute(Candidates, Protocol):
     """A registered variant of kind "substitute". Built from its parameters, then prepared for a model."""
 
     needs: ClassVar[tuple[str, ...]] = ()  # parts of the profile (core.profile.PARTS) that it requires
+    together: ClassVar[bool] = False  # True: it knows an expert by those that a token chooses with it
     logits: bool = False  # True: it needs the router's logits
     named: bool = False  # True: it needs the predictor's scores
     bytes: int = 0  # of its tables on the device

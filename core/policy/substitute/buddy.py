@@ -85,6 +85,7 @@ class Buddy(Substitute):
     """
 
     needs: ClassVar[tuple[str, ...]] = ("pairs",)
+    together: ClassVar[bool] = True
 
     def __init__(
         self,

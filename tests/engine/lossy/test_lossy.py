@@ -8,13 +8,16 @@ import pytest
 import torch
 
 from core.engine import Engine
+from core.engine.lossy_check import check_allowed, with_substitute
 from core.errors import SettingError
 from core.hf.cached_pass import cached_pass
 from core.metrics.lossy_events import Action, Why
 from core.policy.substitute.entropy import entropy
 from core.profile.routing import Entropies
+from core.settings.config import Settings
 from core.types import Outcome
 from tests.engine.lossy.passes import answer, run, told
+from tests.engine.profiles import drawn_profile
 from tests.selection import layered
 
 WAYS: tuple[dict[str, object], ...] = (
@@ -125,6 +128,17 @@ def test_what_cannot_be_is_refused_and_changes_nothing(engine: Engine, settings:
     with pytest.raises(SettingError, match=why):
         engine.change(settings)
     assert engine.settings is before
+
+
+def test_where_a_token_has_one_expert_no_two_are_buddies(engine: Engine) -> None:
+    profile, shape = drawn_profile(engine), replace(engine.shape, top_k=1)
+    profile = replace(profile, pairs=np.zeros((shape.layers, shape.experts, shape.experts), np.float32))
+    asked = Settings({"miss": "substitute", "substitute": "buddy"})
+    check_allowed(asked, engine.shape, profile)
+    with pytest.raises(SettingError, match="a token of this model chooses a single one"):
+        check_allowed(asked, shape, profile)
+    assert with_substitute(asked, {"miss": "substitute"}, profile, engine.shape)["substitute"] == "buddy"
+    assert with_substitute(asked, {"miss": "substitute"}, profile, shape)["substitute"] == "router_ranked"
 
 
 def test_without_a_profile_the_next_best_of_the_router_is_substituted(engine: Engine) -> None:

@@ -18,9 +18,9 @@ from core.engine.sampler import Sampler
 from core.settings.config import Settings
 from core.settings.loading import LoadSpec
 from core.settings.sampling import Sampling
-from tests.checkpoints import make_checkpoint
+from tests.checkpoints import make_checkpoint, random_model
 from tests.engine.quality.conftest import DROPPING, PROMPT, by_hand, kept_of, load, say
-from tests.loaded import in_layers
+from tests.loaded import in_layers, unloading
 from tests.tiny_tokenizer import save_tokenizer
 
 WAIT_S = 20.0
@@ -70,6 +70,18 @@ def test_a_model_that_reads_a_prompt_in_one_pass_is_scored_as_well(tmp_path: Pat
     assert not engine.sizes.carried
     check(engine, AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32).eval(), tokens=8)
     engine.unload()
+
+
+def test_experts_of_the_router_with_predicted_weights_are_scored(tmp_path: Path) -> None:
+    random_model("qwen3_moe", num_experts=4, num_experts_per_tok=4).save_pretrained(tmp_path)
+    how = {"miss": "wait", "predictor": "gate", "execute": "always", "budget": "100%"}
+    with unloading(load(save_tokenizer(tmp_path), **how)) as engine:
+        _, stats, steps = say(engine, 4)
+        assert not stats.exact and stats.changed == 0
+        assert any(step.lossy.reweighed for step in steps if step.lossy is not None)
+        quality = engine.audit()
+        assert quality is not None and quality.answer == stats.audit
+        assert quality.kl is not None and quality.kl > 0
 
 
 def test_the_exact_model_agrees_with_itself(engine: Engine) -> None:

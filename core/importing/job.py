@@ -216,8 +216,8 @@ def _plan(source: Source, name: str, format: str, blocks: int, shell: Path, want
     site, formats = reader.sites[0], _formats(source, format, len(reader.sites))
     numbers = source.numbers
     if len({*formats}) == 1 and formats[0] in FORMATS:
-        exact = formats[0] == source.exact_format
-        numbers = numbers_of(format_of(formats[0]), source.dense_dtype, numbers if exact else None)
+        kept = formats[0] == source.exact_format or (format == "auto" and source.formats)
+        numbers = numbers_of(format_of(formats[0]), source.dense_dtype, numbers if kept else None)
     assert numbers is not None
     codecs = {
         name: make_codec(
@@ -252,7 +252,7 @@ def _plan(source: Source, name: str, format: str, blocks: int, shell: Path, want
 def _formats(source: Source, format: str, layers: int) -> tuple[str, ...]:
     """The name of each layer's formats. "auto": what holds the source's codes, each matrix's where it says so."""
     if format == "auto" and source.formats:
-        return source.formats
+        return source.formats[:layers]
     return (choose_format(source) if format == "auto" else format,) * layers
 
 

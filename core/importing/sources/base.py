@@ -39,7 +39,7 @@ class Source:
     dense_dtype: torch.dtype  # of dequantised weights outside the experts
     files: ModelFiles | None = None  # of a model directory
     best_format: str | None = None  # best format where none holds the experts exactly; None: chosen by their size
-    formats: tuple[str, ...] = ()  # by MoE layer what suits its matrices best; (): the same for all, as above
+    formats: tuple[str, ...] = ()  # by MoE layer, a head's last, what suits its matrices best; (): alike, as above
     passed_over: Mapping[str, int] = field(default_factory=dict)  # bytes of tensors that `tensors` does not have
 
     @property

@@ -81,9 +81,11 @@ def open_gguf(path: Path) -> GgufSource:
         config, names = architecture.config(facts), architecture.names(facts)
         entries, factors = without_factors(header.tensors, names)
         made = recipes(entries, names, facts.layers)
-        made |= head_recipes(entries, names, facts.layers) if architecture.head else {}
+        head = head_recipes(entries, names, facts.layers) if architecture.head else {}
+        made |= head
         check_types(entries[piece.name] for recipe in made.values() for piece in recipe.pieces)
-        kept = choose_format(entries, facts.moe_layers)
+        of_head = [facts.layers] if any(recipe.is_expert for recipe in head.values()) else []
+        kept = choose_format(entries, [*facts.moe_layers, *of_head])
     except (ArithmeticError, LookupError, TypeError, ValueError, RuntimeError) as error:
         # keys are valid here; tensors whose shapes contradict their names fail anywhere in the descriptions
         raise damaged(files[0], f"its tensors do not fit together ({reason(error)})") from error

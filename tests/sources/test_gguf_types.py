@@ -25,7 +25,7 @@ READ = ("Q8_0", "Q3_K", "IQ4_XS", "BF16")  # with every change; every kind with 
 PACKED = ("Q4_K", "Q8_0", "MXFP4")  # likewise; what the codes of each kind mean is tried of all
 QUANTIZED = (
     "Q8_0 Q4_0 Q4_1 Q5_0 Q5_1 Q2_K Q3_K Q4_K Q5_K Q6_K IQ4_NL IQ4_XS MXFP4 NVFP4 "
-    "IQ3_S IQ3_XXS IQ2_S IQ2_XS IQ2_XXS IQ1_S"
+    "IQ3_S IQ3_XXS IQ2_S IQ2_XS IQ2_XXS IQ1_M IQ1_S TQ1_0 TQ2_0"
 ).split()
 HALF, TINY = 2.0**-11, 2.0**-25  # rounding to float16: relative, and where it is subnormal
 
@@ -82,7 +82,11 @@ def test_scales_that_no_format_holds_are_not_given_as_codes() -> None:
     assert (held := decode("Q4_K", blocks)) is not None and held.held_in("int4-g32") is None
     blocks[2, 2:4] = torch.tensor([float("inf")], dtype=torch.float16).view(torch.uint8)
     assert decode("Q4_K", blocks) is None
-    assert decode("Q3_K", blocks) is None
+    blocks = torch.from_numpy(random_blocks(T.TQ2_0, 4))
+    assert decode("TQ2_0", blocks) is not None
+    blocks[3, 5] |= 3  # which no file has
+    assert decode("TQ2_0", blocks) is None
+    assert decode("Q5_1", blocks) is None
 
 
 @pytest.mark.parametrize("kind", layered([*QUANTIZED, "BF16", "F16", "F32"], quick=lambda kind: kind in READ))

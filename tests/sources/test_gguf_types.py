@@ -241,6 +241,10 @@ def test_experts_whose_inputs_are_no_blocks_of_256_keep_codes(tmp_path: Path) ->
         ({"Q3_K": 2, "Q5_K": 1}, "iq4_nl"),
         ({"Q2_K": 2, "Q3_K": 1}, "iq4_nl"),
         ({"Q2_K": 20, "Q4_K": 1}, "q2_k"),
+        ({"Q3_K": 20, "Q5_K": 1}, "q3_k"),
+        ({"IQ2_XS": 9, "IQ2_S": 9, "Q4_K": 1}, "iq2_s"),
+        ({"IQ3_S": 5, "IQ2_S": 4}, "iq3_s"),
+        ({"TQ1_0": 1}, "tq2_0"),
         ({"IQ4_XS": 7, "Q5_K": 1}, "iq4_xs"),
         ({"Q4_0": 1}, "int4-g32-sym"),
         ({"BF16": 4, "F32": 1}, "checkpoint"),
@@ -258,6 +262,8 @@ def test_the_format_chosen_for_a_mix(weights: dict[str, int], format: str) -> No
         ({"Q6_K": 2, "Q8_0": 1}, "int8-g32"),
         ({"IQ4_XS": 2, "IQ4_NL": 1}, "iq4_nl"),
         ({"Q2_K": 2, "Q4_0": 1}, "int4-g32-sym"),
+        ({"Q3_K": 2, "IQ4_NL": 1}, "iq4_nl"),
+        ({"IQ2_XXS": 1}, "iq4_nl"),
     ],
 )
 def test_the_format_chosen_where_some_inputs_are_no_blocks_of_256(weights: dict[str, int], format: str) -> None:

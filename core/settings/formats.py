@@ -1,7 +1,8 @@
 """The selectable expert formats and their definitions. core.memory.codec computes with them.
 
 A code of `bits` bits stands for (code - offset) * scale + zero, or table[code] * scale, times the scale of its row
-where rows have one. In the k-quants scales and zeros are integers times numbers of float16 that `wide` weights share.
+where rows have one. In GGML's k- and i-quants scales and zeros are integers times numbers of float16 that `wide`
+weights share.
 
 Groups of int3 and int2 were chosen by measurement, on weights from Student's t with 4 degrees of freedom and 32 bits of
 scale and zero a group: groups of 32, 64, 128 leave errors of .19, .23, .27 at 3 bits and .38, .43, .46 at 2. Counting
@@ -18,7 +19,7 @@ from core.errors import SettingError
 class Format:
     """One format. `bits` of a code (16: plain numbers of the named type, 0: of the checkpoint's type), `group` = how
     many weights along the input share a scale (0: a whole row), `zero`: groups also have a zero point, `table`: the
-    name in `core.memory.codec.tables` of the 16 values of the codes ("" = evenly spaced), `scale`: the number type of
+    name in `core.memory.codec.tables` of the values of the codes ("" = evenly spaced), `scale`: the number type of
     scales, "e8m0", "e4m3" or "int8" ("" = any float). Beside scales of e4m3 each row has one of fp32; those of int8,
     and zeros beside them, are multiplied by numbers of float16, one each for every `wide` weights."""
 
@@ -65,7 +66,15 @@ class Format:
 
 _PAIRED = "torch's int4 kernels: a scale and a zero point per group (torchao tinygemm)"
 _SYMMETRIC = "GGML's Q4_0: one signed scale per group (llama.cpp, ggml-quants)"
-_K = "GGML's {} (llama.cpp, ggml-common.h): integers as scales, times a float16 number of 256 weights"
+_GGML = "GGML's {} (llama.cpp, ggml-common.h)"
+_K = f"{_GGML}: integers as scales, times a float16 number of 256 weights"
+
+
+def _said(bits: int, group: int, zero: bool, values: str) -> str:
+    scales = f"a scale{' and a zero point' if zero else ''} of 8 bits for every {group} weights"
+    return ", ".join([f"{bits} bits", *([values] if values else []), scales]) + "."
+
+
 _FEWER = "HQQ (Badri & Shaji 2023) for the setting; the range of each group is clipped for the least squared error"
 
 FORMATS: dict[str, Format] = {
@@ -117,31 +126,23 @@ FORMATS: dict[str, Format] = {
         ),
         Format("iq4_nl", 4, 32, False, "iq4_nl", "4 bits, 16 values denser around zero.", "GGML's IQ4_NL (llama.cpp)"),
         *(
-            Format(
-                name,
-                bits,
-                group,
-                zero,
-                "iq4_nl" if name == "iq4_xs" else "",
-                help,
-                _K.format(name.upper()),
-                "int8",
-                256,
-            )
-            for name, bits, group, zero, help in (
-                ("q6_k", 6, 16, False, "6 bits, a scale of 8 bits for every 16 weights."),
-                ("q5_k", 5, 32, True, "5 bits, a scale and a zero point of 8 bits for every 32 weights."),
-                ("q4_k", 4, 32, True, "4 bits, a scale and a zero point of 8 bits for every 32 weights."),
-                (
-                    "iq4_xs",
-                    4,
-                    32,
-                    False,
-                    "4 bits, 16 values denser around zero, a scale of 8 bits for every 32 weights.",
-                ),
-                ("q2_k", 2, 16, True, "2 bits, a scale and a zero point of 8 bits for every 16 weights."),
+            Format(name, bits, group, zero, table, _said(bits, group, zero, values), _K.format(of), "int8", 256)
+            for name, bits, group, zero, table, values, of in (
+                ("q6_k", 6, 16, False, "", "", "Q6_K"),
+                ("q5_k", 5, 32, True, "", "", "Q5_K"),
+                ("q4_k", 4, 32, True, "", "", "Q4_K"),
+                ("iq4_xs", 4, 32, False, "iq4_nl", "16 values denser around zero", "IQ4_XS"),
+                ("iq3_s", 4, 32, False, "iq3_s", "16 values", "IQ3_S, a code for each weight"),
+                ("iq3_xxs", 4, 32, False, "iq3_xxs", "16 values", "IQ3_XXS, a code for each weight"),
+                ("q3_k", 3, 16, False, "", "", "Q3_K"),
+                ("iq2_s", 3, 16, False, "iq2", "8 values", "IQ2_S and IQ2_XS, a code for each weight"),
+                ("iq2_xxs", 3, 32, False, "iq2", "8 values", "IQ2_XXS, a code for each weight"),
+                ("iq1_m", 3, 16, False, "iq1_m", "8 values", "IQ1_M, a code for each weight"),
+                ("iq1_s", 2, 32, False, "iq1_s", "4 values", "IQ1_S, a code for each weight"),
+                ("q2_k", 2, 16, True, "", "", "Q2_K"),
             )
         ),
+        Format("tq2_0", 2, 256, False, "", "2 bits, a scale for every 256 weights.", _GGML.format("TQ2_0 and TQ1_0")),
         Format("int3", 3, 64, True, "", "3 bits, a scale and a zero point for every 64 weights.", _FEWER),
         Format("int2", 2, 64, True, "", "2 bits, a scale and a zero point for every 64 weights.", _FEWER),
     )

@@ -33,6 +33,8 @@ HALVES = {
     "IQ2_XS": (0,),
     "IQ2_S": (0,),
     "IQ1_S": (0,),
+    "TQ1_0": (52,),
+    "TQ2_0": (64,),
 }
 """Where blocks hold float16 numbers (ggml-common.h); every other byte may be anything."""
 
@@ -45,6 +47,10 @@ def random_blocks(kind: gguf.GGMLQuantizationType, count: int, seed: int = 0) ->
         made[:, 0] = rng.integers(118, 124, count)
     if kind.name == "NVFP4":
         made[:, :4] = rng.integers(0, 256, (count, 4)) % 255
+    if kind.name == "IQ1_M":  # the sign and the highest bits of its float16's exponent
+        made[:, 55] = made[:, 55] & 0x8F | 0x10
+    if kind.name == "TQ2_0":
+        made ^= made >> 1 & made & 0x55  # of the codes 0 to 3, no 3
     for at in HALVES.get(kind.name, ()):
         made[:, at : at + 2] = (rng.standard_normal((count, 1)) * 1e-3).astype(np.float16).view(np.uint8)
     return made

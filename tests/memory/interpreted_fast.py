@@ -26,7 +26,7 @@ from tests.memory.fast.test_canonical import PLAIN, case, inputs_of, rows
 UNHURRIED = settings(derandomize=True, database=None, deadline=None, suppress_health_check=list(HealthCheck))
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 SOME = ("int4-g64", "bfloat16")  # pairs of codes, and none; three bits are among what is drawn
-APART = ("nvfp4", "q5_k", "q6_k")  # scales beside those of groups, and bits that are stored apart
+APART = ("nvfp4", "q3_k", "q5_k", "q6_k", "iq2_s")  # scales apart from those of groups, bits from others, a table
 ODD = (float("nan"), float("inf"), -0.0, 1e-45, 3e38)
 EXPERTS: dict[str, dict[str, Any]] = {
     "int4-g32": {},

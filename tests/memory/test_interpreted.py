@@ -56,7 +56,7 @@ def interpreted(*asked: str) -> list[Any]:
 
 PLAIN = ("bfloat16", "float16", "float32")
 FAST = ("int4-g64", "bfloat16")
-APART = ("nvfp4", "q5_k", "q6_k")
+APART = ("nvfp4", "q3_k", "q5_k", "q6_k", "iq2_s")
 SOME = (
     "interpreted:drawn",
     "interpreted_ids:2",

@@ -1,6 +1,7 @@
 """python -m tests.sources.page > docs/formats.md: what becomes of each format that checkpoints come in."""
 
 import gguf
+import torch
 
 from core.importing.sources.decoded import INSTEAD
 from core.importing.sources.directory import NOT_READ
@@ -8,6 +9,7 @@ from core.importing.sources.gguf.blocks import EXACT, HELD
 from core.importing.sources.gguf.format_choice import COARSE, FINE
 from core.importing.sources.gguf.tensors import PLAIN
 from core.importing.sources.torchao import NOT_READ as CLASSES
+from core.memory.codec import Numbers, PartSpec, make_codec
 from tests.sources.case import Case
 from tests.sources.cases import CASES
 
@@ -43,12 +45,17 @@ GGUF = """\
 pack each matrix of each layer has a format of its own, the one that holds its type. Gate and up are one matrix: where
 their types differ, it has the format that holds both (`q5_k` also holds Q4_K), or else that of most of its weights. An
 expert is as a whole in codes or in plain numbers: one of its matrices in F16, BF16 or F32 beside codes is rounded to
-`int8-g32`. `q6_k`, `q5_k`, `q4_k`, `q2_k` and `iq4_xs` take inputs in blocks of 256: where a matrix has others, Q4_K
-and IQ4_XS keep their codes in `int4-g32` and `iq4_nl`, with scales rounded to float16, and Q5_K and Q6_K are rounded to
-`int8-g32`. A format that is chosen by name is that of all matrices. Each layer's experts are read, copied and cached in
+`int8-g32`. Formats of the k-quants, the i-quants but `iq4_nl`, and `tq2_0` take inputs in blocks of 256: where a
+matrix has others, Q4_K and IQ4_XS keep their codes in `int4-g32` and `iq4_nl`, with scales rounded to float16, Q5_K and
+Q6_K are rounded to `int8-g32`, and the others to a format of 4 bits. A format that is chosen by name is that of all matrices. Each layer's experts are read, copied and cached in
 their own size; where layers share slots (`scope` global, `bypass`, `--blocks`) and on a GPU, a slot has room for the
-largest, and so has a row of host memory where that holds some of the experts alone. By type:
+largest, and so has a row of host memory where that holds some of the experts alone.
+
+IQ1 to IQ3 store the number of a point of a grid for 4 or 8 weights at once. Moestro stores a code for each of these
+weights, so that every kernel reads them as it does any other code; that takes more bytes than the file has, as does
+TQ1_0, five weights of which are in a byte. Bits a weight are those of whole experts, scales with them. By type:
 """
+SEVERAL = "IQ1", "IQ2", "IQ3", "TQ1"  # types that have a code for several weights
 PICKLES = "they can run programs when they are opened, so that they never are. Both tools also write safetensors."
 ROUNDED = "converted, with the loss measured before the import"
 
@@ -64,11 +71,25 @@ def result(case: Case) -> str:
 def of_gguf(kind: str) -> str:
     if kind in PLAIN:
         return f"{KEPT}: `checkpoint`"
+    if kind in EXACT and kind.startswith(SEVERAL):
+        return f"every weight as it is, a code for each: `{HELD[kind]}`"
     if kind in EXACT:
         return f"{KEPT}: `{HELD[kind]}`"
     if kind in HELD:
         return f"codes as they are, scales rounded to float16: `{HELD[kind]}`"
     return f"{ROUNDED}: `{FINE.get(kind, COARSE)}`"
+
+
+def widths(kind: str) -> str:
+    """Bits a weight in the file, and in Moestro where the codes are kept."""
+    weights, size = gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType[kind]]
+    if kind not in HELD:
+        return f"{8 * size / weights:.4g} | "
+    specs, half = {"w": PartSpec((4, 1 << 18), torch.float16)}, torch.float16
+    codec = make_codec(
+        HELD[kind], specs=specs, dtype=half, device=torch.device("cpu"), stored=Numbers(half, half, half)
+    )
+    return f"{8 * size / weights:.4g} | {8 * codec.blob_bytes / (4 << 18):.4g}"
 
 
 def kinds() -> list[str]:
@@ -93,9 +114,9 @@ def page() -> str:
             *rows,
             "",
             GGUF,
-            "| Type | Result |",
-            "| --- | --- |",
-            *(f"| {kind} | {of_gguf(kind)} |" for kind in kinds()),
+            "| Type | Result | Bits a weight in the file | in Moestro |",
+            "| --- | --- | --- | --- |",
+            *(f"| {kind} | {of_gguf(kind)} | {widths(kind)} |" for kind in kinds()),
             "",
             "**Not read:**",
             "",

@@ -25,7 +25,7 @@ READ = ("Q8_0", "Q3_K", "IQ4_XS", "BF16")  # with every change; every kind with 
 PACKED = ("Q4_K", "Q8_0", "MXFP4")  # likewise; what the codes of each kind mean is tried of all
 QUANTIZED = (
     "Q8_0 Q4_0 Q4_1 Q5_0 Q5_1 Q2_K Q3_K Q4_K Q5_K Q6_K IQ4_NL IQ4_XS MXFP4 NVFP4 "
-    "IQ3_S IQ3_XXS IQ2_S IQ2_XS IQ2_XXS IQ1_S"
+    "IQ3_S IQ3_XXS IQ2_S IQ2_XS IQ2_XXS IQ1_M IQ1_S TQ1_0 TQ2_0"
 ).split()
 HALF, TINY = 2.0**-11, 2.0**-25  # rounding to float16: relative, and where it is subnormal
 
@@ -82,7 +82,11 @@ def test_scales_that_no_format_holds_are_not_given_as_codes() -> None:
     assert (held := decode("Q4_K", blocks)) is not None and held.held_in("int4-g32") is None
     blocks[2, 2:4] = torch.tensor([float("inf")], dtype=torch.float16).view(torch.uint8)
     assert decode("Q4_K", blocks) is None
-    assert decode("Q3_K", blocks) is None
+    blocks = torch.from_numpy(random_blocks(T.TQ2_0, 4))
+    assert decode("TQ2_0", blocks) is not None
+    blocks[3, 5] |= 3  # which no file has
+    assert decode("TQ2_0", blocks) is None
+    assert decode("Q5_1", blocks) is None
 
 
 @pytest.mark.parametrize("kind", layered([*QUANTIZED, "BF16", "F16", "F32"], quick=lambda kind: kind in READ))
@@ -258,6 +262,10 @@ def test_experts_whose_inputs_are_no_blocks_of_256_keep_codes(tmp_path: Path) ->
         ({"Q3_K": 2, "Q5_K": 1}, "iq4_nl"),
         ({"Q2_K": 2, "Q3_K": 1}, "iq4_nl"),
         ({"Q2_K": 20, "Q4_K": 1}, "q2_k"),
+        ({"Q3_K": 20, "Q5_K": 1}, "q3_k"),
+        ({"IQ2_XS": 9, "IQ2_S": 9, "Q4_K": 1}, "iq2_s"),
+        ({"IQ3_S": 5, "IQ2_S": 4}, "iq3_s"),
+        ({"TQ1_0": 1}, "tq2_0"),
         ({"IQ4_XS": 7, "Q5_K": 1}, "iq4_xs"),
         ({"Q4_0": 1}, "int4-g32-sym"),
         ({"BF16": 4, "F32": 1}, "checkpoint"),
@@ -275,6 +283,8 @@ def test_the_format_chosen_for_a_mix(weights: dict[str, int], format: str) -> No
         ({"Q6_K": 2, "Q8_0": 1}, "int8-g32"),
         ({"IQ4_XS": 2, "IQ4_NL": 1}, "iq4_nl"),
         ({"Q2_K": 2, "Q4_0": 1}, "int4-g32-sym"),
+        ({"Q3_K": 2, "IQ4_NL": 1}, "iq4_nl"),
+        ({"IQ2_XXS": 1}, "iq4_nl"),
     ],
 )
 def test_the_format_chosen_where_some_inputs_are_no_blocks_of_256(weights: dict[str, int], format: str) -> None:

@@ -38,7 +38,9 @@ GGUF = {  # type -> our format, whether every weight is the same bit for bit, an
     "MXFP4": ("mxfp4", True, 0.0),
     "NVFP4": ("nvfp4", True, 0.0),
     "IQ4_NL": ("iq4_nl", True, 0.0),
-    **{kind: (kind.lower(), True, 0.0) for kind in ("Q2_K", "Q4_K", "Q5_K", "Q6_K", "IQ4_XS")},
+    **{
+        kind: (kind.lower(), True, 0.0) for kind in ("Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "IQ4_XS", "IQ2_S", "TQ2_0")
+    },
     "Q4_1": ("int4-g32", False, 2e-3),  # scales and zeros rounded to fp16: weights within 2^-11 of (8 scale + zero)
     "Q5_1": ("int8-g32", False, 6e-2),
 }  # rounded anew: weights within half a step, 1/254 of a group's largest

@@ -26,6 +26,11 @@ EXTREMES = {
     "nf4": (1.0, -1.0, 1.1),
     "iq4_nl": (-130.0, 117.0, -122.0, -138.0, -107.0),
     "mxfp4": (6.0, 4.0, 6.6, 4.4, 5.2),
+    "iq3_xxs": (16.0, 14.0, 15.0, 17.0, 18.0),
+    "iq3_s": (15.5, 13.5, 14.5, 16.5, 17.5),
+    "iq2": (7.8, 6.6, 7.2, 8.5, 9.3),
+    "iq1_s": (2.2, 1.6, 1.9, -1.0, -1.3),
+    "iq1_m": (1.2, 1.0, 1.35, 1.6, 1.9),
 }
 """Values, in scales, given to a group's weight of largest magnitude; the scale takes that weight's sign, but for one of
 8 bits. Evenly spaced ones are those of 4 bits. One refit."""

@@ -1,8 +1,13 @@
-"""Code values of 4-bit formats that are not evenly spaced, before the group's scale.
+"""Code values of formats of 2 to 4 bits that are not evenly spaced around zero, before the group's scale.
 
 nf4: quantiles of a normal distribution, scaled to [-1, 1]; QLoRA (Dettmers et al. 2023), appendix E. mxfp4: E2M1, a
 sign bit, two exponent bits and one of mantissa; OCP Microscaling Formats 1.0, section 5.3.3. iq4_nl: GGML's
 kvalues_iq4nl (llama.cpp, ggml-common.h).
+
+iq3_xxs, iq3_s, iq2: the magnitudes that the grids of GGML's i-quants are made of, and above them the same negative, so
+that what a file says by a number of the grid and by signs is a code for each weight. iq1_s, iq1_m: -1, 0 and 1, all
+moved by an eighth; of iq1_m, in either direction. Files do not use the last values: of iq2 one of each sign, of
+iq1_s one, of iq1_m those of the codes 3 and 7. They are Moestro's, for rounding.
 """
 
 import functools
@@ -10,6 +15,9 @@ from typing import NamedTuple
 
 import torch
 
+_IQ3 = 1.0, 3.0, 5.0, 7.0, 9.0, 11.0, 13.0
+_IQ2 = 1.0, 3.125, 5.375, 7.625
+_IQ1 = -0.875, 0.125, 1.125
 _E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 TABLES: dict[str, tuple[float, ...]] = {
     "nf4": (
@@ -49,14 +57,30 @@ TABLES: dict[str, tuple[float, ...]] = {
         89.0,
         113.0,
     ),
+    "iq3_xxs": (*_IQ3, 15.5, *(-v for v in _IQ3), -15.5),
+    "iq3_s": (*_IQ3, 15.0, *(-v for v in _IQ3), -15.0),
+    "iq2": (*_IQ2, *(-v for v in _IQ2)),
+    "iq1_s": (*_IQ1, 2.125),
+    "iq1_m": (*_IQ1, 0.5, *(-v for v in reversed(_IQ1)), -0.5),
 }
-CELLS = {"nf4": 8192, "mxfp4": 4, "iq4_nl": 2}
+UNITS = {
+    "mxfp4": 2.0,
+    "iq4_nl": 1.0,
+    "nf4": 127.0,
+    "iq3_xxs": 2.0,
+    "iq3_s": 1.0,
+    "iq2": 8.0,
+    "iq1_s": 8.0,
+    "iq1_m": 8.0,
+}
+"""The integer that stands for 1.0 where values are multiplied as integers; those of nf4 are rounded to it."""
+CELLS = {"nf4": 8192} | {name: int(2 * unit) for name, unit in UNITS.items() if name != "nf4"}
 """Cells per unit of a Grid."""
 
 
 @functools.cache
 def table(name: str, device: torch.device) -> torch.Tensor:
-    """The 16 values by code, fp32 [16]."""
+    """The values by code, fp32 [2 ** bits]."""
     with torch.inference_mode(False):
         return torch.tensor(TABLES[name], dtype=torch.float32, device=device)
 

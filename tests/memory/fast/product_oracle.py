@@ -4,9 +4,9 @@ import torch
 
 from core.memory.codec.bits import PLANES, unpack
 from core.memory.codec.coded import scales
-from core.memory.codec.fast.layout import LANES, LEVELS, UNITS, block_of
+from core.memory.codec.fast.layout import LANES, LEVELS, block_of
 from core.memory.codec.matrix import Matrix, Part
-from core.memory.codec.tables import TABLES
+from core.memory.codec.tables import TABLES, UNITS
 
 AT_ONCE = 1 << 22  # products held at a time
 

@@ -26,7 +26,7 @@ from tests.memory.fast import product_oracle
 from tests.selection import examples, layered
 
 PLAIN = ("bfloat16", "float16", "float32")
-FORMATS = layered([*CODED, *PLAIN], quick=(*FEW, "nvfp4", "q4_k", "q6_k", "bfloat16", "float32").__contains__)
+FORMATS = layered([*CODED, *PLAIN], quick=(*FEW, "nvfp4", "q4_k", "q3_k", "iq2_s", "bfloat16", "float32").__contains__)
 GROUPS = {"int8": 32} | {n: f.grain for n, f in DEFINED.items() if f.grain > 64}  # of inputs, where not 64
 WHOLE = 2e-2  # relative distance from the product of the dequantised weights: x keeps 8 bits of each block
 needs_kernels = pytest.mark.skipif(not supported(), reason="no kernels for this CPU")
@@ -106,14 +106,16 @@ def test_a_transposed_matrix_has_the_bits_of_the_other(stored: torch.dtype, outp
 @needs_kernels
 @examples(20, fewer=8)
 @given(
-    format=st.sampled_from(["int4-g64", "mxfp4", "int8", "int3", "q4_k", "bfloat16"]),
+    format=st.sampled_from(["int4-g64", "mxfp4", "int8", "int3", "q4_k", "iq2_s", "bfloat16"]),
     counts=st.lists(st.integers(1, 7), min_size=1, max_size=5),
     threads=st.integers(1, 3),
     order=st.randoms(use_true_random=False),
 )
 def test_a_row_has_the_bits_that_it_has_alone(format: str, counts: list[int], threads: int, order: object) -> None:
     """Split into pieces for experts in any order, by any number of threads."""
-    found, slots, _ = case(format, *((24, 768) if format == "int3" else (512, 1024)), 5)  # int3 compiles for seconds
+    found, slots, _ = case(
+        format, *((24, 768) if format in ("int3", "iq2_s") else (512, 1024)), 5
+    )  # these compile for seconds
     products = CanonicalProducts(found, torch.bfloat16, torch.float32)
     x = rows(sum(counts), found.inputs)
     chosen = list(range(len(slots)))
@@ -163,6 +165,8 @@ def cut(
             ("nvfp4", 192, 3, False),
             ("q4_k", 1536, 3, False),  # two numbers of 256 inputs in each slot
             ("q6_k", 768, 3, False),
+            ("q3_k", 768, 3, False),
+            ("tq2_0", 768, 3, False),
             ("bfloat16", 96, 2, False),
             ("bfloat16", 96, 3, True),
         ],

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from core.memory.codec import FORMATS
+from core.memory.codec.bits import PLANES
 from core.memory.codec.kernels.blocks import coded
 from core.memory.codec.kernels.check import SHAPE, variants
 from core.runtime.program.gpu import check, check_layer
@@ -41,6 +42,7 @@ LOOPS = {
     2: 220,
     16: 160,
 }  # instructions that add some 64 to 128 weights of a thread, by bits
+LOOKED_UP = 1.6  # times as many where codes of fewer than 4 bits choose from a table
 FEW = KINDS[0], OTHERS[1]  # what decodes the most weights, and what prepares their inputs
 EVERY = *KINDS, *TILED, *OTHERS
 GREW = 1.1  # how much longer a loop may be than it was found to be, with another release of Triton
@@ -56,10 +58,12 @@ def wrong(name: str, kind: str, found: Figures) -> list[str]:
     if kind in TILED and not found["tensor_cores"]:
         faults.append("no tensor cores")
     form = FORMATS[name]
-    at_once = "64" if form.group == 16 else "128"  # bits: a thread has one block at a time
+    is_short = form.group and form.group * PLANES.get(form.bits, (16,))[0] < 128
+    at_once = "64" if is_short else "128"  # bits: a thread has one block at a time
     if not form.is_plain and kind in KINDS and not (loads.get(at_once) or loads.get("128")):
         faults.append("codes are not read as many bytes at a time as a block has")
-    if kind == "up" and (found["loop_barriers"] or found["loop"] > LOOPS[16 if form.is_plain else form.bits]):  # type: ignore[operator]
+    longest = LOOPS[16 if form.is_plain else form.bits] * (LOOKED_UP if form.table and form.bits < 4 else 1)
+    if kind == "up" and (found["loop_barriers"] or found["loop"] > longest):  # type: ignore[operator]
         faults.append("loop")
     return faults
 

@@ -30,8 +30,9 @@ NEARLY_ALL = 0.9
 BESIDE_CODES = "int8-g32"
 """For plain numbers, where the expert's other matrix is in codes."""
 COARSE = "iq4_nl"
-"""For the others, of less than 4 bits, when nothing else asks for 4 bits. Measured on normally distributed weights,
-relative to them: Q3_K is off by .151, as iq4_nl by .166 (int4-g32 .167, int3 .212); Q2_K .296, .302 (.301, .333)."""
+"""For the others, of less than 4 bits, among other types or where inputs are no blocks of 256. Measured on normally
+distributed weights, relative to them: Q3_K is off by .151, as iq4_nl by .166 (int4-g32 .167, int3 .212); Q2_K .296,
+.302 (.301, .333)."""
 
 
 class FormatChoice(NamedTuple):

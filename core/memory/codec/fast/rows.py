@@ -5,15 +5,26 @@ from dataclasses import dataclass
 
 import torch
 
-from core.memory.codec.fast.layout import LANES, LEVELS, MOST, VECTOR, Blocks, Meaning, Plane, meaning
+from core.memory.codec.fast.integers import (
+    BYTES,
+    INTS,
+    SHORTS,
+    added_in_16_bits,
+    integers,
+    magnitudes,
+    pairs,
+    spread,
+    widened,
+)
+from core.memory.codec.fast.layout import LANES, VECTOR, Blocks, Plane, meaning
 from core.memory.codec.fast.shares import Step, slots_of
 from core.memory.codec.matrix import Matrix, Part
 from core.system.native import numbers
-from core.system.native.ir import Code, fp32, splat, vector
+from core.system.native.ir import Code, fp32, splat
 
 AT_ONCE = 2  # rows of the matrix
 AHEAD = 2048  # bytes prefetched ahead in each
-BYTES, SHORTS, INTS, FLOATS = "<32 x i8>", "<16 x i16>", "<8 x i32>", "<8 x float>"
+FLOATS = "<8 x float>"
 ZERO = "zeroinitializer"
 
 
@@ -77,48 +88,6 @@ def tree(code: Code, sums: str) -> str:
     return code.first(sums)
 
 
-def integers(code: Code, meant: Meaning, plane: Plane, raw: str) -> list[str]:
-    """A vector of codes as vectors of bytes: those of each shift."""
-    if plane.bits == 8:
-        return [raw]
-    words = code.let(f"bitcast {BYTES} {raw} to {SHORTS}")
-    mask = (1 << plane.bits) - 1
-    found = []
-    for shift in range(plane.per_byte):
-        value = code.let(f"lshr {SHORTS} {words}, {splat('i16', 16, shift * plane.bits)}") if shift else words
-        value = code.let(f"and {SHORTS} {value}, {splat('i16', 16, mask * 0x0101)}")
-        value = code.let(f"bitcast {SHORTS} {value} to {BYTES}")
-        if meant.entries:
-            table = vector("i8", [entry & 255 for entry in meant.entries] * 2)
-            value = code.call(BYTES, "llvm.x86.avx2.pshuf.b", (BYTES, table), (BYTES, value))
-        found.append(value)
-    return found
-
-
-def pairs(code: Code, meant: Meaning, held: str, magnitude: str, x: str) -> str:
-    """<16 x i16>: sums of two products of codes and integers of x each. `held`: codes, `magnitude`: the same without
-    signs."""
-    if not meant.most:
-        x = code.call(BYTES, "llvm.x86.avx2.psign.b", (BYTES, x), (BYTES, held))
-    return code.call(SHORTS, "llvm.x86.avx2.pmadd.ub.sw", (BYTES, magnitude), (BYTES, x))
-
-
-def magnitudes(code: Code, meant: Meaning, held: str) -> str:
-    """Codes without signs."""
-    return held if meant.most else code.call(BYTES, "llvm.abs.v32i8", (BYTES, held), ("i1", "false"))
-
-
-def added_in_16_bits(meant: Meaning, plane: Plane) -> int:
-    """Sums of two products that 16 bits hold the sum of."""
-    most = min(meant.most, (1 << plane.bits) - 1) if not meant.entries else meant.most
-    return MOST // (2 * LEVELS * most) if most else 1
-
-
-def widened(code: Code, shorts: str) -> str:
-    """<8 x i32>: sums of neighbours."""
-    return code.call(INTS, "llvm.x86.avx2.pmadd.wd", (SHORTS, shorts), (SHORTS, splat("i16", 16, 1)))
-
-
 class _Rows:
     """The sums of rows of codes, for each of the LANES accumulators."""
 
@@ -154,12 +123,7 @@ class _Rows:
     def _step(self, row: str, step: Step, totals: list[str]) -> list[str]:
         """Those of one row."""
         code, matrix, blocks = self._code, self._matrix, self._blocks
-        whole = ""
-        for p, plane in enumerate(blocks.planes):
-            found = self._plane(row, step, plane, blocks.numbers[p])
-            if plane.weight > 1:
-                found = code.let(f"mul {INTS} {found}, {splat('i32', LANES, plane.weight)}")
-            whole = code.let(f"add {INTS} {whole}, {found}") if whole else found
+        whole = self._codes(row, step)
         if self._meaning.offset:
             sums = code.load(INTS, code.at(code.at(self._x, blocks.sums), step.number, LANES * 4), 4)
             off = code.let(f"mul {INTS} {sums}, {splat('i32', LANES, self._meaning.offset)}")
@@ -178,40 +142,48 @@ class _Rows:
     def _groups(self, row: str, step: Step, part: Part) -> str:
         return group_numbers(self._code, self._matrix, self._blocks, self._slots, part, row, step)
 
-    def _plane(self, row: str, step: Step, plane: Plane, numbers_at: int) -> str:
-        """<8 x i32>: the sums of LANES blocks' products of one plane."""
+    def _codes(self, row: str, step: Step) -> str:
+        """<8 x i32>: the sums of LANES blocks' products."""
         code, blocks = self._code, self._blocks
-        size, own = blocks.size * plane.bits // 8, self._matrix.own * plane.bits // 8  # bytes of a block, of a row
-        x = code.at(code.at(self._x, numbers_at), step.number, LANES * blocks.size)
-        begins: dict[str, str] = {}  # where the step begins in a slot
+        size, per_byte = blocks.size * blocks.low.bits // 8, blocks.low.per_byte  # bytes of a block
+        x = code.at(code.at(self._x, blocks.numbers), step.number, LANES * blocks.size)
+        begins: dict[tuple[str, Plane], str] = {}
         found: list[str] = []
-        for i in range(blocks.vectors(plane)):
+        for i in range(blocks.vectors):
             left = min(VECTOR, step.blocks * size - i * VECTOR)
             if left <= 0:
                 found.append(ZERO)
                 continue
-            raw = list[tuple[str, int]]()
-            for slot, at, first, count in step.spans(self._slots, i * VECTOR, left, LANES * size, own):
-                if slot not in begins:
-                    begins[slot] = code.at(code.at(code.at(slot, plane.at), row, own), at, LANES * size)
-                code.prefetch(code.at(begins[slot], AHEAD + first))
-                raw.append((code.load(f"<{count} x i8>", code.at(begins[slot], first)), count))
-            given = code.at(x, i * plane.per_byte * VECTOR)
-            found.append(self._products(plane, code.joined("i8", raw, VECTOR), given))
-        return reduced(code, found, added_in_16_bits(self._meaning, plane) // plane.per_byte)
+            raw = [self._raw(row, step, plane, i, left, begins) for plane in blocks.planes]
+            found.append(self._products(raw, code.at(x, i * per_byte * VECTOR)))
+        return reduced(code, found, added_in_16_bits(self._meaning) // per_byte)
 
-    def _products(self, plane: Plane, raw: str, x: str) -> str:
+    def _raw(self, row: str, step: Step, plane: Plane, i: int, left: int, begins: dict[tuple[str, Plane], str]) -> str:
+        """What a plane has of vector `i` of codes, of which `left` bytes are there. `begins`: where the step begins."""
+        code, blocks, own = self._code, self._blocks, self._matrix.own * plane.bits // 8  # bytes of a row
+        every, some = LANES * blocks.size * plane.bits // 8, blocks.share(plane, VECTOR)
+        raw = list[tuple[str, int]]()
+        for slot, at, first, count in step.spans(self._slots, i * some, blocks.share(plane, left), every, own):
+            if (slot, plane) not in begins:
+                begins[slot, plane] = code.at(code.at(code.at(slot, plane.at), row, own), at, every)
+            begin = begins[slot, plane]
+            if first % VECTOR == 0 or count == VECTOR:  # a line is fetched once, or twice
+                code.prefetch(code.at(begin, AHEAD + first))
+            raw.append((code.load(f"<{count} x i8>", code.at(begin, first)), count))
+        return spread(code, code.joined("i8", raw, some), some)
+
+    def _products(self, raw: list[str], x: str) -> str:
         """A vector of codes times its integers of x: sums of 16 bits where these hold all, else <8 x i32>."""
-        code, meant = self._code, self._meaning
-        limit, total, short, held = added_in_16_bits(meant, plane), "", "", 0
-        for shift, one in enumerate(integers(code, meant, plane, raw)):
+        code, meant, per_byte = self._code, self._meaning, self._blocks.low.per_byte
+        limit, total, short, held = added_in_16_bits(meant), "", "", 0
+        for shift, one in enumerate(integers(code, meant, raw)):
             given = code.load(BYTES, code.at(x, shift * VECTOR))
             product = pairs(code, meant, one, magnitudes(code, meant, one), given)
             short = code.let(f"add {SHORTS} {short}, {product}") if held else product
             held += 1
-            if plane.per_byte <= limit:
+            if per_byte <= limit:
                 total = short
-            elif held == limit or shift == plane.per_byte - 1:
+            elif held == limit or shift == per_byte - 1:
                 wide = widened(code, short)
                 total = code.let(f"add {INTS} {total}, {wide}") if total else wide
                 held = 0

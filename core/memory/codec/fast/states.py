@@ -14,7 +14,7 @@ def prepare(name: str, blocks: Blocks, dtype: torch.dtype) -> Code:
     """Generates the function name(x, into): one row of numbers of a type, `blocks.inputs` of them, into
     `blocks.bytes` bytes. A block with a number that is not finite has scale NaN, and so its products."""
     code = Code(f"void @{name}(ptr noalias %x, ptr noalias %into)")
-    unit = blocks.unit()
+    unit = blocks.unit
     if blocks.count % LANES:
         _clear_last_step(code, blocks)
     with code.loop(0, blocks.count // unit) as each:
@@ -27,24 +27,21 @@ def prepare(name: str, blocks: Blocks, dtype: torch.dtype) -> Code:
 
 def _clear_last_step(code: Code, blocks: Blocks) -> None:
     """The blocks beyond the last one are 0."""
-    last = blocks.steps - 1
-    for at in blocks.numbers:
-        size = LANES * blocks.size
-        code.store(f"<{size} x i8>", "zeroinitializer", code.at("%into", at + last * size))
+    last, size = blocks.steps - 1, LANES * blocks.size
+    code.store(f"<{size} x i8>", "zeroinitializer", code.at("%into", blocks.numbers + last * size))
     for at in (blocks.scales, blocks.sums, blocks.scaled_sums):
         code.store(f"<{LANES} x i32>", "zeroinitializer", code.at("%into", at + last * LANES * 4), 4)
 
 
 def _block(code: Code, blocks: Blocks, dtype: torch.dtype, unit: str, block: int) -> None:
     """Round one block of a unit."""
-    size, number = blocks.size, code.add(code.times(unit, blocks.unit()), block)
+    size, number, per_byte = blocks.size, code.add(code.times(unit, blocks.unit), block), blocks.low.per_byte
     value = numbers.load(code, "%x", code.times(number, size), size, dtype)
     whole, scale, total = _rounded(code, value, size)
-    for plane, at in zip(blocks.planes, blocks.numbers, strict=True):
-        begin, length = code.at(code.at("%into", at), unit, blocks.unit() * size), size // plane.per_byte
-        for shift in range(plane.per_byte):
-            part = code.pick(f"<{size} x i8>", whole, range(shift, size, plane.per_byte))
-            code.store(f"<{length} x i8>", part, code.at(begin, blocks.place(plane, block, shift)))
+    begin, length = code.at(code.at("%into", blocks.numbers), unit, blocks.unit * size), size // per_byte
+    for shift in range(per_byte):
+        part = code.pick(f"<{size} x i8>", whole, range(shift, size, per_byte))
+        code.store(f"<{length} x i8>", part, code.at(begin, blocks.place(block, shift)))
     scaled = code.let(f"fmul float {code.let(f'sitofp i32 {total} to float')}, {scale}")
     for kind, one, at in (
         ("float", scale, blocks.scales),

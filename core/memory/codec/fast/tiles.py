@@ -7,20 +7,19 @@ bytes: one multiplication gives eight outputs.
 
 import torch
 
-from core.memory.codec.fast.layout import LANES, LINE, VECTOR, Blocks, Plane, meaning
-from core.memory.codec.fast.rows import (
+from core.memory.codec.fast.integers import (
     BYTES,
-    FLOATS,
     INTS,
     SHORTS,
-    Given,
     added_in_16_bits,
-    group_numbers,
     integers,
     magnitudes,
     pairs,
+    spread,
     widened,
 )
+from core.memory.codec.fast.layout import LANES, LINE, VECTOR, Blocks, meaning
+from core.memory.codec.fast.rows import FLOATS, Given, group_numbers
 from core.memory.codec.fast.shares import Step, slots_of
 from core.memory.codec.matrix import Matrix, Part
 from core.system.native import numbers
@@ -33,7 +32,7 @@ STATES = (4, 1)  # rows of x that it multiplies at once
 def serves(matrix: Matrix, blocks: Blocks) -> bool:
     """Whether blocks fill whole vectors in each slot, and rows whole tiles."""
     share = Blocks(matrix.share)
-    return not (matrix.outputs % LANES or share.count % blocks.unit() or share.size != blocks.size)
+    return not (matrix.outputs % LANES or share.count % blocks.unit or share.size != blocks.size)
 
 
 def unpack(name: str, matrix: Matrix, blocks: Blocks) -> Code:
@@ -52,7 +51,7 @@ class _Unpacked:
     """Where the parts of eight rows lie, once unpacked."""
 
     def __init__(self, matrix: Matrix, blocks: Blocks) -> None:
-        self.block = LANES * blocks.size * len(blocks.planes)  # bytes of a block's codes
+        self.block = LANES * blocks.size  # bytes of a block's codes
         self.codes = 0
         self.scales = blocks.count * self.block
         self.zeros = self.scales + (blocks.count * VECTOR if matrix.group else 0)
@@ -64,10 +63,9 @@ class _Unpacked:
         return code.at(code.at(rows, getattr(self, key)), block, size)
 
 
-def _place(blocks: Blocks, p: int, plane: Plane, shift: int, dword: int) -> int:
-    """Number of a vector within a block's unpacked codes: its plane's, those of a shift one after the other."""
-    each = blocks.size // plane.per_byte // 4  # vectors of a shift
-    return p * blocks.size // 4 + shift * each + dword
+def _place(blocks: Blocks, shift: int, dword: int) -> int:
+    """Number of a vector within a block's unpacked codes: those of a shift one after the other."""
+    return shift * (blocks.size // blocks.low.per_byte // 4) + dword
 
 
 class _Unpacking:
@@ -76,30 +74,38 @@ class _Unpacking:
         self._unpacked = _Unpacked(matrix, blocks)
         self._matrix, self._blocks, self._meaning = matrix.share, Blocks(matrix.share), meaning(matrix)
         begin = code.at("%into", "%block", self._unpacked.block)
-        with code.loop(0, self._blocks.count // blocks.unit()) as each:
-            into = code.at(begin, each.index, blocks.unit() * self._unpacked.block)
-            for p, plane in enumerate(blocks.planes):
-                self._plane(p, plane, each.index, into)
+        with code.loop(0, self._blocks.count // blocks.unit) as each:
+            self._codes(each.index, code.at(begin, each.index, blocks.unit * self._unpacked.block))
         if matrix.group:
             assert matrix.scale is not None
             self._numbers(self._unpacked.scales, matrix.scale)
         if matrix.zero is not None:
             self._numbers(self._unpacked.zeros, matrix.zero)
 
-    def _plane(self, p: int, plane: Plane, unit: str, into: str) -> None:
+    def _codes(self, unit: str, into: str) -> None:
         code, blocks = self.code, self._blocks
-        size = blocks.unit() * blocks.size * plane.bits // 8  # bytes of a unit's codes
-        stride = self._matrix.inputs * plane.bits // 8
-        begin = code.at(code.at(code.at("%slot", plane.at), "%first", stride), unit, size)
-        block_bytes = blocks.size * plane.bits // 8
+        bits, per_byte = blocks.low.bits, blocks.low.per_byte
+        size, block_bytes = blocks.unit * blocks.size * bits // 8, blocks.size * bits // 8  # of a unit, of a block
+        begins = []
+        for plane in blocks.planes:
+            stride = self._matrix.inputs * plane.bits // 8
+            begin = code.at(code.at("%slot", plane.at), "%first", stride)
+            begins.append((code.at(begin, unit, blocks.share(plane, size)), stride, blocks.share(plane, VECTOR)))
+
+        def row(r: int, i: int) -> list[str]:
+            raw = []
+            for begin, stride, count in begins:
+                one = code.load(f"<{count} x i8>", code.at(begin, r * stride + i * count))
+                raw.append(spread(code, one, count))
+            return integers(code, self._meaning, raw)
+
         for i in range(size // VECTOR):
-            rows = [code.load(BYTES, code.at(begin, r * stride + i * VECTOR)) for r in range(LANES)]
-            shifted = [integers(code, self._meaning, plane, row) for row in rows]
-            for shift in range(plane.per_byte):
+            shifted = [row(r, i) for r in range(LANES)]
+            for shift in range(per_byte):
                 dwords = [code.let(f"bitcast {BYTES} {one[shift]} to {INTS}") for one in shifted]
                 for d, value in enumerate(transposed(code, INTS, dwords)):
                     block, within = divmod(i * VECTOR + 4 * d, block_bytes)
-                    place = block * self._unpacked.block + _place(blocks, p, plane, shift, within // 4) * VECTOR
+                    place = block * self._unpacked.block + _place(blocks, shift, within // 4) * VECTOR
                     code.store(INTS, value, code.at(into, place), VECTOR)
 
     def _numbers(self, offset: int, part: Part) -> None:
@@ -154,7 +160,7 @@ class _Tiles:
         """The outputs of the rows from each of `firsts` on for these rows of x. Where eight are left they come twice:
         their results are written again."""
         code, blocks = self.code, self._blocks
-        unit = blocks.unit()
+        unit = blocks.unit
         x = [self._given.row(code, state, blocks.bytes) for state in states]
         for at in self._kept.values():
             for i in range(LANES * SIDES * len(states)):
@@ -179,7 +185,7 @@ class _Tiles:
             return []
         is_first, found = code.let(f"icmp eq i64 {states[0]}, 0"), []
         for plane in blocks.planes:
-            size = blocks.unit() * blocks.size * plane.bits // 8
+            size = blocks.unit * blocks.size * plane.bits // 8
             stride = self._matrix.inputs * plane.bits // 8
             rows = code.at(code.at("%slot", plane.at), code.add(firsts[0], SIDES * LANES), stride)
             begin = code.let(f"select i1 {is_first}, ptr {rows}, ptr {self._rows[0]}")
@@ -190,12 +196,7 @@ class _Tiles:
         """Add the terms of one block to the accumulators that it belongs to."""
         code, blocks, matrix = self.code, self._blocks, self._matrix
         lane = code.let(f"and i64 {block}, {LANES - 1}")
-        found = dict.fromkeys([(side, s) for side in range(SIDES) for s in range(len(x))], "")
-        for p, plane in enumerate(blocks.planes):
-            for key, value in self._integers(x, unit, b, block, p, plane).items():
-                if plane.weight > 1:
-                    value = code.let(f"mul {INTS} {value}, {splat('i32', LANES, plane.weight)}")
-                found[key] = code.let(f"add {INTS} {found[key]}, {value}") if found[key] else value
+        found = self._integers(x, unit, b, block)
         for s, own in enumerate(x):
             offset = ""
             if self._meaning.offset:
@@ -225,24 +226,22 @@ class _Tiles:
         before = code.load(FLOATS, at, VECTOR)
         code.store(FLOATS, code.fma(a, b, before), at, VECTOR)
 
-    def _integers(
-        self, x: list[str], unit: str, b: int, block: str, p: int, plane: Plane
-    ) -> dict[tuple[int, int], str]:
-        """<8 x i32> for each side and row of x: the sums of one block's products of one plane."""
+    def _integers(self, x: list[str], unit: str, b: int, block: str) -> dict[tuple[int, int], str]:
+        """<8 x i32> for each side and row of x: the sums of one block's products."""
         code, blocks, meant = self.code, self._blocks, self._meaning
-        limit = added_in_16_bits(meant, plane)
+        limit, per_byte = added_in_16_bits(meant), blocks.low.per_byte
         keys = [(side, s) for side in range(SIDES) for s in range(len(x))]
         short, total, held = dict.fromkeys(keys, ""), dict.fromkeys(keys, ""), 0
-        begin = [code.at(code.at(own, blocks.numbers[p]), unit, blocks.unit() * blocks.size) for own in x]
+        begin = [code.at(code.at(own, blocks.numbers), unit, blocks.unit * blocks.size) for own in x]
         codes = [self._unpacked.at(code, rows, "codes", block) for rows in self._rows]
-        places = [(shift, d) for shift in range(plane.per_byte) for d in range(blocks.size // plane.per_byte // 4)]
+        places = [(shift, d) for shift in range(per_byte) for d in range(blocks.size // per_byte // 4)]
         for n, (shift, d) in enumerate(places):
             held_codes = []
             for side in range(SIDES):
-                raw = code.load(BYTES, code.at(codes[side], _place(blocks, p, plane, shift, d) * VECTOR), VECTOR)
+                raw = code.load(BYTES, code.at(codes[side], _place(blocks, shift, d) * VECTOR), VECTOR)
                 held_codes.append((raw, magnitudes(code, meant, raw)))
-            first = b * blocks.size * plane.bits // 8 + 4 * d  # byte of codes within the unit
-            offset = (first // VECTOR * plane.per_byte + shift) * VECTOR + first % VECTOR
+            first = b * blocks.size * blocks.low.bits // 8 + 4 * d  # byte of codes within the unit
+            offset = (first // VECTOR * per_byte + shift) * VECTOR + first % VECTOR
             held += 1
             for s, own in enumerate(begin):
                 four = code.load("i32", code.at(own, offset), 4)

@@ -96,9 +96,13 @@ def _entries(code: Code, matrix: Matrix, slot: str, row: str, first: str) -> str
     if not matrix.table:
         middle = splat("i32", LANES, matrix.offset)
         return code.let(f"sitofp {INTS} {code.let(f'sub {INTS} {codes}, {middle}')} to {FLOATS}")
+    entries = [fp32(one) for one in TABLES[matrix.table]] * max(1, LANES // len(TABLES[matrix.table]))
     halves = [
-        code.call(FLOATS, "llvm.x86.avx2.permps", (FLOATS, vector("float", [fp32(one) for one in some])), (INTS, codes))
-        for some in (TABLES[matrix.table][:LANES], TABLES[matrix.table][LANES:])
+        code.call(FLOATS, "llvm.x86.avx2.permps", (FLOATS, vector("float", some)), (INTS, codes))
+        for some in (entries[:LANES], entries[LANES:])
+        if some
     ]
+    if len(halves) == 1:
+        return halves[0]
     low = code.let(f"icmp ult {INTS} {codes}, {splat('i32', LANES, LANES)}")
     return code.let(f"select <{LANES} x i1> {low}, {FLOATS} {halves[0]}, {FLOATS} {halves[1]}")

@@ -121,10 +121,13 @@ def _coded_rows(
             xs = tl.load(state + unit * V + v, mask=unit < K // V, other=0).to(tl.float32)
             total += xs
             if TABLE:
-                part += tl.load(table + ((word >> (STEP * v)) & MASK)) * xs[None, :]
+                code = (word >> (STEP * v)) & MASK
+                if HIGH:
+                    code |= ((high >> (HIGH * v)) & ((1 << HIGH) - 1)) << STEP
+                part += tl.load(table + code) * xs[None, :]
             else:
                 part += (word & (MASK << (STEP * v))).to(tl.float32) * (xs * (1.0 / (1 << (STEP * v))))[None, :]
-            if HIGH:
+            if HIGH and not TABLE:
                 bit = (high & (((1 << HIGH) - 1) << (HIGH * v))).to(tl.float32)
                 part += bit * (xs * ((1 << STEP) / (1 << (HIGH * v))))[None, :]
         if OFFSET:

@@ -34,7 +34,7 @@ HIDDEN, INNER, CHOSEN = 2048, 768, 8
 KINDS = ("up", "down", "up of several", "down of several")
 TILED = ("up in tiles", "down in tiles")  # of codes, where the compiler has tensor cores multiply them
 OTHERS = ("combine", "prepare for up", "prepare for down")
-CODED = ("checkpoint", "int8", "int4-g64", "mxfp4", "int3", "q5_k", "q6_k")  # one format of each kind of code
+CODED = ("checkpoint", "int8", "int4-g64", "mxfp4", "int3", "q3_k", "iq2_s", "q5_k", "q6_k")  # of each kind of code
 Figures = dict[str, int | dict[str, int]]
 
 

@@ -9,7 +9,7 @@ import triton
 import triton.language as tl
 
 from core.memory.codec.fast.gpu.floats import lanes, number, tree
-from core.memory.codec.fast.gpu.integers import dot4, entries
+from core.memory.codec.fast.gpu.integers import dot4, entries, few_entries
 
 
 def _aligned(start: tl.tensor, at: tl.constexpr, TYPE: tl.constexpr) -> tl.tensor:
@@ -36,7 +36,7 @@ def _whole(
     each = None if known is None else known[:, :, :, :, None]
     place = (row * F.row_words)[:, None, :, None, None] + at
     codes = tl.load(aligned(slot, F.codes_at, tl.int32) + place, mask=each, other=other)
-    if F.has_table:
+    if F.in_digits:
         which, upper = codes & 0x77777777, ((codes >> 1) & 0x44444444) | 0x32103210
     if F.high:  # each byte gets the bits of its codes: those of the lowest shift are the lowest
         top = tl.load(aligned(slot, F.high_at, F.above) + place, mask=each, other=other).to(tl.int32)
@@ -49,7 +49,7 @@ def _whole(
     given = aligned(x, 0, tl.int32) + tl.zeros((1, 1, row.shape[1], 1, 1), tl.int32)
     total = tl.zeros((1, 1, 1, 1, 1), tl.int32)
     for k in tl.static_range(SHIFTS):
-        if F.has_table:
+        if F.in_digits:
             some = entries(which >> 16 * k, upper >> 16 * k, F.table)
         elif F.bits == 8:
             some = codes
@@ -57,6 +57,8 @@ def _whole(
             some = (codes >> F.plane * k) & (((1 << F.plane) - 1) * 0x01010101)
             if F.high:
                 some |= ((top >> F.high * k) & (((1 << F.high) - 1) * 0x01010101)) << F.plane
+            if F.has_table:
+                some = few_entries(some, F.table)
         total = dot4(some, tl.load(given + (k * F.row_words + at), mask=each, other=other), total)
     return tl.sum(total, 4)
 

@@ -41,7 +41,7 @@ class Form:
     stored: Any
     group: int
     size: int  # inputs of a block
-    table: tuple[int, ...]  # its sixteen entries, four in an int32; () = evenly spaced
+    table: tuple[int, ...]  # its entries, four in an int32; () = evenly spaced
     offset: int
     factor: float
     scale: Any  # number types; None = absent
@@ -84,12 +84,17 @@ class Form:
         return bool(self.table)
 
     @property
+    def in_digits(self) -> bool:
+        """Whether codes choose entries of a table as they are, four in 16 bits."""
+        return self.has_table and self.bits == 4
+
+    @property
     def apart(self) -> int:
-        return 4 if self.table else 1
+        return 4 if self.in_digits else 1
 
     @property
     def beside(self) -> int:
-        return 1 if self.table else self.shifts
+        return 1 if self.in_digits else self.shifts
 
     @property
     def words(self) -> int:
@@ -163,7 +168,7 @@ class Form:
     @property
     def of_x(self) -> tuple[object, ...]:
         """What a row of x is prepared by: alike for alike matrices."""
-        return self.inputs, self.bits, self.size, self.has_table
+        return self.inputs, self.bits, self.size, self.in_digits
 
 
 @dataclass(frozen=True)

@@ -98,3 +98,14 @@ def _entries(which: tl.tensor, upper: tl.tensor, TABLE: tl.constexpr) -> tl.tens
 
 
 entries = triton.jit(_entries)
+
+
+def _few_entries(codes: tl.tensor, TABLE: tl.constexpr) -> tl.tensor:
+    """The entries of four codes, each a byte: of a table of at most eight."""
+    digits = (codes | codes >> 4) & 0x00FF00FF
+    digits |= digits >> 8
+    last: tl.constexpr = TABLE[len(TABLE) - 1]
+    return chosen(tl.full((1,), TABLE[0], tl.int32), tl.full((1,), last, tl.int32), digits)
+
+
+few_entries = triton.jit(_few_entries)

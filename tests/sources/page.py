@@ -47,7 +47,8 @@ their types differ, it has the format that holds both (`q5_k` also holds Q4_K), 
 expert is as a whole in codes or in plain numbers: one of its matrices in F16, BF16 or F32 beside codes is rounded to
 `int8-g32`. Formats of the k-quants, the i-quants but `iq4_nl`, and `tq2_0` take inputs in blocks of 256: where a
 matrix has others, Q4_K and IQ4_XS keep their codes in `int4-g32` and `iq4_nl`, with scales rounded to float16, Q5_K and
-Q6_K are rounded to `int8-g32`, and the others to a format of 4 bits. A format that is chosen by name is that of all matrices. Each layer's experts are read, copied and cached in
+Q6_K are rounded to `int8-g32`, and the others to a format of 4 bits. A format that is chosen by name is that of all
+matrices. Each layer's experts are read, copied and cached in
 their own size; where layers share slots (`scope` global, `bypass`, `--blocks`) and on a GPU, a slot has room for the
 largest, and so has a row of host memory where that holds some of the experts alone.
 

@@ -6,7 +6,7 @@ import { Draft } from "/ui/chat/draft.js";
 import { start as listen } from "/ui/chat/keys.js";
 import { tell } from "/ui/exactness.js";
 
-// HANDS_OFF_MS: the controls of the sidebar are not redrawn under a hand that is turning one
+// HANDS_OFF_MS: the controls are not redrawn under a hand that is turning one
 const FAST_MS = 100, SLOW_MS = 400, RETRY_MS = 1500, AGAIN_MS = 3000, HANDS_OFF_MS = 700, SPEED_MS = 3000, WAIT_MS = 20;
 const sleep = (ms) => new Promise((done) => { setTimeout(done, ms); });
 
@@ -41,14 +41,16 @@ export function answerTo(data) { return new Promise((done) => { awaited.set(JSON
 
 class Pulse {
   constructor(element, props, trigger) {
-    Object.assign(this, { element, props, trigger, id: null, text: "", speed: [], read: null, fired: {}, seen: {}, now: null, past: new Set() });
+    Object.assign(this, { element, props, trigger, id: null, text: "", speed: [], read: null, fired: {}, seen: {}, now: props.value, past: new Set() });
     this.part = (name) => element.querySelector(`[data-t="${name}"]`);
     this.draft = new Draft();
     listen();
     this.stick(element.closest("#talk"));
     const touch = () => { this.touched = performance.now(); };
     window.moestroSettle = (redrawn) => this.settle(redrawn);
-    for (const event of ["input", "pointerdown", "pointermove", "keydown"]) document.getElementById("sidebar")?.addEventListener(event, touch);
+    for (const part of ["sidebar", "top-bar"]) {
+      for (const event of ["input", "pointerdown", "pointermove", "keydown"]) document.getElementById(part)?.addEventListener(event, touch);
+    }
   }
 
   get shown() { return this.props.value ?? {}; }
@@ -183,7 +185,7 @@ class Pulse {
       this.trigger("end");
       return;
     }
-    if (this.now !== null && this.now.turn !== turn) this.past.add(this.now.turn);
+    if (this.now.turn !== turn) this.past.add(this.now.turn);
     this.now = this.shown;
     if (this.over) this.clear();
     if (this.shown.open) this.go(); // at once: what is typed from now on is of this chat

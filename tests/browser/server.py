@@ -17,7 +17,7 @@ from app.server import api  # what `serve` imports before it serves
 from app.services.host import Host
 from app.store import results
 from app.ui.serve import StartOptions, serve
-from core.errors import MoestroError
+from core.errors import MoestroError, NotImported
 from core.profile import Profile
 from core.settings.loading import LoadSpec
 from core.types import Fit, Piece
@@ -59,7 +59,10 @@ class SlowEngine(FakeEngine):
 
 
 def estimate(spec: LoadSpec) -> Fit:
-    """The fake model is "demo", and every pack; anything else is looked at as the real engine would."""
+    """The fake model is "demo", and every pack; a GGUF file is imported first; anything else is looked at as the real
+    engine would."""
+    if spec.model.endswith(".gguf"):
+        raise NotImported(f"{spec.model} is imported first.")
     if spec.model == "demo" or is_pack(spec.model):
         return fake_estimate(spec)
     from core.capacity import fit

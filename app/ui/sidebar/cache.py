@@ -13,7 +13,7 @@ from app.ui.controls import LIVE, html
 from app.ui.event_data import BudgetPicked, PresetPicked
 from app.ui.sidebar.model import Card
 from app.ui.sidebar.pcie_switch import PcieSwitch
-from app.ui.sidebar.preset_menu import CUSTOM, SHOW_JS, PresetMenu
+from app.ui.sidebar.preset_menu import CUSTOM, PresetMenu
 from app.ui.sidebar.setting_controls import SettingControls
 from app.ui.sidebar.systems_menu import SystemsMenu
 from core.errors import SettingError
@@ -101,7 +101,7 @@ class CacheSection:
         for event in moved:  # the setting takes effect at once; the slower fit estimate follows
             event.then(self._refit, self._form, self._fit, **LIVE)
         self.chosen = [
-            self.preset.menu.input(self._choose_preset, self.preset.menu, self.outputs, js=SHOW_JS, **LIVE),
+            self.preset.menu.input(self._choose_preset, self.preset.menu, self.outputs, **LIVE),
             self.systems.lists.select(self._pick_system, None, self.outputs, **LIVE),
             self.preset.reset.click(self._reset_preset, None, self.outputs, **LIVE),
         ]
@@ -113,7 +113,7 @@ class CacheSection:
         return [self.setting_controls.notice(problem), self.pcie.value() if problem else gr.skip()]
 
     def _choose_preset(self, name: str) -> list[Any]:
-        """Apply all of a preset's values or none; CUSTOM stands for the current settings."""
+        """Apply all of a preset's values or none; CUSTOM and SYSTEMS leave the settings."""
         problem = self.preset.choose(name)
         return [self.setting_controls.notice(problem), *self.values()[1:]]
 

@@ -132,12 +132,11 @@ def least_memory(found: LeastMemory, tpot_ms: float) -> str:
 
 def _tiers(fit: Fit) -> str:
     """Where the experts that are not on the device are stored."""
-    disk = f"{format_bytes(fit.disk)} of experts are read from it" if fit.disk else "not needed once loaded"
-    around = ", bypassing the page cache" if fit.disk and fit.direct else ""
+    disk = f"{format_bytes(fit.disk)} of experts stay there, read when needed" if fit.disk else "not needed once loaded"
     return (
         f"<dl class='advanced'><div><dt>Host memory</dt><dd><b>{format_bytes(fit.host)}</b> of "
         f"{format_bytes(fit.host_free)} free</dd></div>"
-        f"<div><dt>Disk</dt><dd>{disk}{around}</dd></div></dl>"
+        f"<div><dt>Disk</dt><dd>{disk}</dd></div></dl>"
     )
 
 

@@ -110,7 +110,7 @@ def test_a_verdict_on_another_form_is_judged_again_and_the_limits_follow_the_for
     plain = ["demo", *section._chosen(host.loader.plan("demo"))]
     pack = [str(fake_pack(tmp_path / "Sparse")), *plain[1:]]
     card = section.refit(*pack)
-    assert "read from it" in card["html"]
+    assert "read when needed" in card["html"]
     fit, limits = section._settle(card, *pack)
     assert fit == gr.skip() and section._restrict(limits, *pack[1:])[names.index("host")]["visible"]
     fit, limits = section._settle(card, *plain)

@@ -51,7 +51,7 @@ def fit(model: str = "demo", budget: str = "50%", **changes: Any) -> Fit:
 def test_the_tiers_of_a_pack_and_of_a_checkpoint(tmp_path: Path) -> None:
     pack = fit_card(fit(str(fake_pack(tmp_path / "pack"))))
     assert "<b>3.2 MB</b> of 900 MB free" in pack
-    assert "6.4 MB of experts are read from it, bypassing the page cache" in pack
+    assert "6.4 MB of experts stay there, read when needed" in pack
     assert "not needed once loaded" in fit_card(fit())
 
 

@@ -82,6 +82,7 @@ class Pulse {
     if ((this.shown.chat ?? null) !== chat) return false;
     this.host(state.host);
     importing(state.import);
+    busy(state.machine);
     document.dispatchEvent(new CustomEvent("moestro:state", { detail: state })); // for the tabs, see jobs.js
     if (!this.shown.open) return true;
     this.go();
@@ -231,6 +232,14 @@ function importing(job) {
   const parts = [job.text, `${percent} %`, job.total ? `${size(job.done)} of ${size(job.total)}` : "",
     job.speed ? `${size(job.speed)}/s` : "", job.left !== null ? `${time(job.left)} left` : ""];
   if (bar) fill(bar, job.share, parts.filter(Boolean).join(" · "));
+}
+
+/** How busy and warm the machine is, in the deck. */
+function busy({ cpu_percent: percent, cpu_celsius: celsius, gpus }) {
+  const place = document.querySelector("[data-k=load]"), warm = (degrees) => (degrees === null ? [] : [`${Math.round(degrees)}°`]);
+  const parts = [["CPU", percent, celsius], ...gpus.map((one, i) => [gpus.length > 1 ? `GPU ${i}` : "GPU", one.percent, one.celsius])];
+  const words = parts.map(([name, share, degrees]) => `${name} ${[...(share === null ? [] : [`${Math.round(share)} %`]), ...warm(degrees)].join(" ") || "–"}`);
+  if (place && place.textContent !== words.join(" · ")) place.textContent = words.join(" · ");
 }
 
 /** Bytes in decimal units, as the rest of the page writes them. */

@@ -20,6 +20,7 @@ from app.ui.serve import StartOptions, serve
 from core.errors import MoestroError, NotImported
 from core.profile import Profile
 from core.settings.loading import LoadSpec
+from core.system import tasks, worker_process
 from core.types import Fit, Piece
 from tests.browser.lengths import ENDLESS, said, with_length
 from tests.fake_evaluation import fake_compare, fake_evaluate
@@ -90,5 +91,7 @@ def host() -> Host:
 
 if __name__ == "__main__":
     assert api and "torch" not in sys.modules, "torch takes seconds to import, and the page needs none of it"
+    # Background processes run as the dashboard does: at the lowest priority they hardly do beside other tests.
+    worker_process.WorkerProcess.__init__.__kwdefaults__["niceness"] = tasks.NICENESS = 0
     results.FOLDERS = [Path(os.environ["MOESTRO_HOME"]) / "results"]  # of benches: what a test puts there
     serve(StartOptions(), port=int(sys.argv[1]), browser=False, host=host())

@@ -9,7 +9,7 @@ ANALYSES = ("Caches and prefetchers", "Quality", "A beside B")
 TABS = ("Chat + Live", "Library", "Calibrate", "Analysis", "Batch", "Sessions", "System")
 # Texts that go beyond a box around them, up to the first one that scrolls; shortened ones that no title gives in full.
 OUTSIDE = """() => { const found = [], walker = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);
-    const apart = '.visually-hidden, [aria-hidden=true], .unseen, .sr-only, .skip, .info-text, option, script, style, svg';
+    const apart = '.visually-hidden, [aria-hidden=true], .unseen, .sr-only, .skip, .info-text, option, script, style';
     for (let node; (node = walker.nextNode());) {
         const own = node.parentElement;
         if (!node.data.trim() || own.closest(apart) || own.matches('.label-wrap .icon')) continue;

@@ -144,6 +144,7 @@ def test_a_choice_from_a_menu_is_one_event(dashboard: Dashboard) -> None:
 def test_the_verdict_is_on_the_form_as_shown(dashboard: Dashboard, tmp_path: Path) -> None:
     """A redraw was asked for with the form of before."""
     page, pack = dashboard.page, fake_pack(tmp_path / "Late")
+    dashboard.advanced()  # where the card says what becomes of the experts
     held = Held(dashboard, redraw, answered=False)
     with held.begun():
         dashboard.slide("set-budget", 60)

@@ -124,6 +124,7 @@ def test_an_import_is_shown_cancelled_gone_on_with_and_opened(library: Dashboard
     library.wait_text("#import-alert", "is imported")
     page.click("#import-open")
     library.loaded("slow-Olmoe-int4-g64")
+    library.advanced()  # where the card says what stays on disk
     library.wait_text("#fit", "read when needed")
     assert library.value("#model input") == "slow-Olmoe-int4-g64"
     library.ask("And the disk?").streaming(60)
@@ -230,6 +231,7 @@ def test_a_checkpoint_becomes_a_pack_that_answers_from_disk(
     dashboard.wait_text("#models", "Tiny-MoE-int8")
     page.click("#import-open")
     dashboard.loaded("Tiny-MoE-int8")
+    dashboard.advanced()  # where the card says what stays on disk
     dashboard.wait_text("#fit", "read when needed")
     dashboard.wait_text("#fit", "Expected")
     assert dashboard.value("#set-format input") == "int8 (fixed by the pack)"

@@ -8,6 +8,7 @@ from typing import Any
 
 from core.engine.quality.interval import Share
 from core.engine.quality.report import agreed
+from core.settings.budget import Budget
 from core.settings.config import KINDS, params
 from core.settings.registry import variants
 
@@ -123,3 +124,15 @@ def short_name(model: str) -> str:
         repo = cached.name.removeprefix("models--").replace("--", "/")
         return f"{repo}/{path.name}" if path.suffix == ".gguf" else repo
     return path.name or model
+
+
+def written(budget: Budget) -> str:
+    """A budget as its field takes it: a share, or bytes in the largest unit that has them exactly in four digits or
+    fewer ("6.5GB", not 6500000000)."""
+    if budget.bytes is None:
+        return str(budget)
+    for unit, one in (("TB", 10**12), ("GB", 10**9), ("GiB", 2**30), ("MB", 10**6), ("MiB", 2**20), ("kB", 10**3)):
+        text = f"{budget.bytes / one:.4g}"
+        if budget.bytes >= one and "e" not in text and Budget.parse(text + unit) == budget:
+            return text + unit
+    return str(budget)

@@ -209,7 +209,6 @@ class Fit:
     host: int  # host memory that the experts will use beside the budget
     host_free: int
     disk: int = 0  # bytes of the experts on disk that misses are read from; 0 = none are
-    direct: bool = False  # those reads bypass the page cache
     hit_low: float = 0.0  # expected decode hit rate and tokens per second, as ranges
     hit_high: float = 1.0
     tok_s_low: float = 0.0

@@ -43,7 +43,6 @@ def fake_estimate(spec: LoadSpec, instead_of: Memory | None = None) -> Fit:
         host=everything // (2 if pack else 1),
         host_free=900 * MB,
         disk=everything if pack else 0,
-        direct=pack,
         hit_low=share,
         hit_high=min(1.0, share + 0.3),
         tok_s_low=20 * share,

@@ -41,6 +41,7 @@ def router(host: Host) -> APIRouter:
             "stamp": shown,
             "answer": answer_state(running, answer, since, host.chats.before(running) if running is not None else 0),
             "chats": host.store.chats.version,
+            "machine": host.machine.now(),
         }
 
     @routes.get("/frame")

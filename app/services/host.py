@@ -29,6 +29,7 @@ from app.services.library import Library
 from app.services.loader import Loader
 from app.services.loading import Estimate
 from app.services.log_lines import LogLines
+from app.services.machine_load import MachineWatch
 from app.services.model_manager import ModelManager
 from app.services.plan_basis import Basis, RoutedTokens
 from app.services.planner import Planner
@@ -87,6 +88,7 @@ class Host:
         self.auto = auto = Auto(models, remembered, self.regret)
         self.regret.heard = auto.look
         self.totals = Totals()
+        self.machine = MachineWatch()
         self._auditor = Auditor(store, queue)
         self._writer = Writer(store, queue, self._on_step, self._ended)
         self.loader = Loader(store, remembered, jobs, models, profiles, engine, estimate, auto.begun)

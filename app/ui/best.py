@@ -41,7 +41,7 @@ class BestLine:
         if not best.changes:
             return f"<p class='best'>{escape(best.text)}</p>"
         if not changed:
-            return f"<p class='best'>{escape(best.text)} <span class='why'>It is in use.</span></p>"
+            return f"<p class='best'>{escape(best.text)} <span class='why'>In use.</span></p>"
         words = escape("Use " + ", ".join(worded(name, value) for name, value in changed.items()))
         return (
             f"<p class='best'>{escape(best.text)}<button type='button' data-best='{mark(best)}' title='{words}'>"

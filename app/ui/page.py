@@ -22,16 +22,12 @@ from app.ui.tabs.sessions import Sessions
 from app.ui.tabs.system import SystemTab
 from app.ui.theme import ROOT
 
-OPEN_JS = "(shown) => [{...shown, chat: +new URLSearchParams(location.search).get('chat') || null}]"
+OPEN_JS = "(shown, known) => [{...shown, chat: +new URLSearchParams(location.search).get('chat') || null}, known]"
 SETTLE_JS = "(redrawn) => window.moestroSettle(redrawn)"  # pulse.js: nothing, if a control has been changed since
 BRAND = (
     '<a class="skip" href="#message" data-skip>To the message</a>'
     '<div class="brand"><h1>Moestro</h1><button type="button" data-theme-toggle title="Dark or light" '
     'aria-label="Switch between dark and light">◐</button></div>'
-)
-API = (
-    '<div class="api"><span title="The address of the API for other programs, as OpenAI\'s">API</span> '
-    '<code data-api></code><button type="button" data-copy-api>Copy</button></div>'
 )
 PAGES = 32  # pages for which Gradio keeps a copy of every component, 0.7 MB each and never freed
 SCRIPT = (ROOT / "assets" / "ui" / "page.js").read_text(encoding="utf-8")
@@ -70,7 +66,6 @@ class Page:
         )
         with gr.Sidebar(width=320, open=True, elem_id="sidebar"):
             html(BRAND, elem_id="brand")
-            html(API, elem_id="api")
             self.mode = gr.Radio(
                 ["Simple", "Advanced"],
                 value="Simple",
@@ -83,9 +78,10 @@ class Page:
             self.cache = CacheSection(host, self.model.form, self.model.fit, self.model.refit)
             self.substitution = SubstitutionSection(host)
             self.sampling = SamplingSection(host)
+        self.model.bar.show()
         with gr.Tabs(elem_id="tabs") as tabs:
             with gr.Tab("Chat + Live", id="chat", elem_id="tab-chat"):
-                self.chat = ChatLive(host)
+                self.chat = ChatLive(host, self.model.bar.loaded)
             with gr.Tab("Library", id="library", elem_id="tab-library") as self.models:
                 self.library = LibraryTab(host, self.model, tabs)
             with gr.Tab("Calibrate", id="calibrate", elem_id="tab-calibrate"):
@@ -118,7 +114,8 @@ class Page:
         ended = [known, model.fit, self.cache.preset.account]
         known.submit(self.answers_moved, [known, *model.form], ended, **LIVE)
         known.edit(library.values, library.moving, library.moved, **LIVE)
-        ui.load(self.open_page, chat.pulse, [*chat.page, *model.form_outputs], js=OPEN_JS, **LIVE)
+        shown = [*chat.page, *chat.outputs, *model.form_outputs, *model.outputs, model.fit, self.cache.pcie.box]
+        ui.load(self.open_page, [chat.pulse, known], list(dict.fromkeys(shown)), js=OPEN_JS, **LIVE)
         ui.load(None, None, self.mode, js=SCRIPT, **LIVE)
         self.mode.input(None, self.mode, None, js="(mode) => window.moestroMode(mode)", **LIVE)
         self.analysed.select(self.analysis.look, self.analysis.source, self.analysis.looked, **LIVE)
@@ -147,6 +144,16 @@ class Page:
         note = self.cache.preset.explained()
         return [{**known, "answers": host_state(self.host)["answers"]}, self.model.refit(*form), note]
 
-    def open_page(self, page: Shown) -> list[Any]:
-        """Show the chat in the URL, and the form as last used; state that depends on the host follows immediately."""
-        return [*self.chat.open(page.get("chat")), *self.model.form_values()]
+    def open_page(self, page: Shown, known: Shown) -> dict[Any, Any]:
+        """Show the chat in the URL, the form as last used, and the model that is loaded: what the page was made with is
+        of before the first load. Its settings follow by themselves."""
+        form, (opened, *rest) = self.model.form_values(), self.chat.open(page.get("chat"))
+        shown = dict(zip(self.chat.page, ({**opened, "turn": page["turn"]}, *rest), strict=True))
+        for part, values in (
+            (self.chat.outputs, self.chat.values(page)),
+            (self.model.form_outputs, form),
+            (self.model.outputs, self.model.values(known)),
+        ):
+            shown |= dict(zip(part, values, strict=True))
+        fit = self.model.refit(*(one["value"] for one in form[:-1]))
+        return {**shown, self.model.fit: fit, self.cache.pcie.box: self.cache.pcie.value()}

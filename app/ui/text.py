@@ -98,6 +98,29 @@ def fit_card(fit: Fit, budget: str = "", auto: bool = False, loaded: bool = Fals
     )
 
 
+def fit_chip(fit: Fit, auto: bool) -> str:
+    """The verdict in few words, as the button of the top bar that leads to the card."""
+    share = fit.slots / fit.shape.total
+    kind = "bad" if fit.problem else "tight" if fit.warning else "good"
+    room = "all experts fit" if fit.slots >= fit.shape.total else f"{100 * share:.0f}&nbsp;% of experts"
+    room = "does not fit" if fit.problem else f"{room}, tight" if fit.warning else room
+    return _chip(kind, f"{'<b>Auto</b> ' if auto else ''}{format_bytes(fit.device_free)} free: {room}")
+
+
+def error_chip(source: str) -> str:
+    """In place of `fit_chip` where there is no usable model, or one that is imported first: `source`."""
+    if not source:
+        return _chip("bad", "Cannot be loaded")
+    return (
+        '<button type="button" class="chip tight" data-open="tab-library" data-import-source="'
+        f'{escape(source, quote=True)}">Import…</button>'
+    )
+
+
+def _chip(kind: str, words: str) -> str:
+    return f'<button type="button" class="chip {kind}" data-show-fit title="Memory and speed">{words}</button>'
+
+
 def least_memory(found: LeastMemory, tpot_ms: float) -> str:
     """What a time per token needs."""
     text = (
@@ -109,12 +132,11 @@ def least_memory(found: LeastMemory, tpot_ms: float) -> str:
 
 def _tiers(fit: Fit) -> str:
     """Where the experts that are not on the device are stored."""
-    disk = f"{format_bytes(fit.disk)} of experts are read from it" if fit.disk else "not needed once loaded"
-    around = ", bypassing the page cache" if fit.disk and fit.direct else ""
+    disk = f"{format_bytes(fit.disk)} of experts stay there, read when needed" if fit.disk else "not needed once loaded"
     return (
         f"<dl class='advanced'><div><dt>Host memory</dt><dd><b>{format_bytes(fit.host)}</b> of "
         f"{format_bytes(fit.host_free)} free</dd></div>"
-        f"<div><dt>Disk</dt><dd>{disk}{around}</dd></div></dl>"
+        f"<div><dt>Disk</dt><dd>{disk}</dd></div></dl>"
     )
 
 

@@ -41,9 +41,9 @@
     field.blur(); // which asks for the forecast
     document.getElementById("import-start")?.focus();
   };
-  for (const part of ["api", "focus", "tour", "chat/attach"]) import(`/ui/${part}.js`).then((m) => m.start());
+  for (const part of ["api", "focus", "top_bar", "tour", "chat/attach"]) import(`/ui/${part}.js`).then((m) => m.start());
   if (innerWidth < 900) document.querySelector(".sidebar .toggle-button")?.click();
-  import("/ui/sidebar.js").then((m) => m.start(document.getElementById("sidebar")));
+  import("/ui/sidebar.js").then((m) => ["sidebar", "top-bar"].forEach((id) => m.start(document.getElementById(id))));
   const mode = localStorage.moestroMode === "Advanced" ? "Advanced" : "Simple";
   window.moestroMode(mode);
   return mode;

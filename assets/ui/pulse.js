@@ -6,7 +6,7 @@ import { Draft } from "/ui/chat/draft.js";
 import { start as listen } from "/ui/chat/keys.js";
 import { tell } from "/ui/exactness.js";
 
-// HANDS_OFF_MS: the controls of the sidebar are not redrawn under a hand that is turning one
+// HANDS_OFF_MS: the controls are not redrawn under a hand that is turning one
 const FAST_MS = 100, SLOW_MS = 400, RETRY_MS = 1500, AGAIN_MS = 3000, HANDS_OFF_MS = 700, SPEED_MS = 3000, WAIT_MS = 20;
 const sleep = (ms) => new Promise((done) => { setTimeout(done, ms); });
 
@@ -41,14 +41,16 @@ export function answerTo(data) { return new Promise((done) => { awaited.set(JSON
 
 class Pulse {
   constructor(element, props, trigger) {
-    Object.assign(this, { element, props, trigger, id: null, text: "", speed: [], read: null, fired: {}, seen: {}, now: null, past: new Set() });
+    Object.assign(this, { element, props, trigger, id: null, text: "", speed: [], read: null, fired: {}, seen: {}, now: props.value, past: new Set() });
     this.part = (name) => element.querySelector(`[data-t="${name}"]`);
     this.draft = new Draft();
     listen();
     this.stick(element.closest("#talk"));
     const touch = () => { this.touched = performance.now(); };
     window.moestroSettle = (redrawn) => this.settle(redrawn);
-    for (const event of ["input", "pointerdown", "pointermove", "keydown"]) document.getElementById("sidebar")?.addEventListener(event, touch);
+    for (const part of ["sidebar", "top-bar"]) {
+      for (const event of ["input", "pointerdown", "pointermove", "keydown"]) document.getElementById(part)?.addEventListener(event, touch);
+    }
   }
 
   get shown() { return this.props.value ?? {}; }
@@ -80,6 +82,7 @@ class Pulse {
     if ((this.shown.chat ?? null) !== chat) return false;
     this.host(state.host);
     importing(state.import);
+    busy(state.machine);
     document.dispatchEvent(new CustomEvent("moestro:state", { detail: state })); // for the tabs, see jobs.js
     if (!this.shown.open) return true;
     this.go();
@@ -183,7 +186,7 @@ class Pulse {
       this.trigger("end");
       return;
     }
-    if (this.now !== null && this.now.turn !== turn) this.past.add(this.now.turn);
+    if (this.now.turn !== turn) this.past.add(this.now.turn);
     this.now = this.shown;
     if (this.over) this.clear();
     if (this.shown.open) this.go(); // at once: what is typed from now on is of this chat
@@ -229,6 +232,14 @@ function importing(job) {
   const parts = [job.text, `${percent} %`, job.total ? `${size(job.done)} of ${size(job.total)}` : "",
     job.speed ? `${size(job.speed)}/s` : "", job.left !== null ? `${time(job.left)} left` : ""];
   if (bar) fill(bar, job.share, parts.filter(Boolean).join(" · "));
+}
+
+/** How busy and warm the machine is, in the deck. */
+function busy({ cpu_percent: percent, cpu_celsius: celsius, gpus }) {
+  const place = document.querySelector("[data-k=load]"), warm = (degrees) => (degrees === null ? [] : [`${Math.round(degrees)}°`]);
+  const parts = [["CPU", percent, celsius], ...gpus.map((one, i) => [gpus.length > 1 ? `GPU ${i}` : "GPU", one.percent, one.celsius])];
+  const words = parts.map(([name, share, degrees]) => `${name} ${[...(share === null ? [] : [`${Math.round(share)} %`]), ...warm(degrees)].join(" ") || "–"}`);
+  if (place && place.textContent !== words.join(" · ")) place.textContent = words.join(" · ");
 }
 
 /** Bytes in decimal units, as the rest of the page writes them. */

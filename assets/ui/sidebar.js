@@ -1,8 +1,8 @@
-// What the sidebar's controls do beyond Gradio's: help that the keyboard reaches, a search, and sliders over decades.
+// What the controls of sidebar and top bar do beyond Gradio's: help that the keyboard reaches, a search, and sliders over decades.
 
 const PLACES = 1000, LEAP = 20; // positions of a logarithmic slider; how many of them an arrow key moves
 
-/** Look after the controls in `sidebar`, also those that Gradio draws later. */
+/** Look after the controls in one of them, also those that Gradio draws later. */
 export function start(sidebar) {
   const look = () => {
     for (const help of sidebar.querySelectorAll(".has-info + .info-text:not([tabindex])")) help.tabIndex = 0;

@@ -65,7 +65,6 @@ def fit_of(plan: Plan, instead_of: Memory | None = None, seen: Seen | None = Non
         host=tier.bytes,
         host_free=on_host,
         disk=_on_disk(plan) if from_disk and slots < sizes.slots_all else 0,
-        direct=from_disk and forecast and measure_disk(plan.files.path).direct,
         hit_low=expected.hit[0],
         hit_high=expected.hit[1],
         tok_s_low=expected.tok_s[0],

@@ -122,7 +122,7 @@ class LoadSpec:
         Param(
             "Texts of the whole context length whose KV caches the budget has room for, so that several prompts are "
             "answered together. Shorter ones are as far as they fit, also with 1.",
-            title="Texts at once",
+            title="Parallel requests",
             low=1,
             high=256,
             step=1,

@@ -62,7 +62,7 @@ class LossySettings:
         Param(
             "Which experts are replaced or dropped where rho allows fewer than could be: those of least gate weight "
             "first, or those of most. BuddyMoE's tables have a rho, its Algorithm 1 has none.",
-            title="Spend rho on",
+            title="Replace first",
             advanced=True,
             active_when=REPLACES,
         ),

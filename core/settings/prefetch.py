@@ -20,7 +20,7 @@ class PrefetchSettings:
         Param(
             "Do not fetch ahead what could not arrive before its layer is reached, "
             "by the times measured so far: the link stays free for what is asked for.",
-            title="Only what arrives in time",
+            title="Skip late prefetches",
             name="prefetch_deadline",
             advanced=True,
         ),
@@ -29,9 +29,9 @@ class PrefetchSettings:
         bool,
         Param(
             "What is fetched ahead takes a resident expert's slot only if it is half again as likely to be needed as "
-            "that one, by how many of the last passes used it. Off: it takes the slot of whomever the cache policy "
-            "evicts, however unlikely it is.",
-            title="Displace only what is less likely",
+            "that one, by how many of the last passes used it. Off: it takes the slot of the expert the policy would "
+            "evict, however unlikely it is itself.",
+            title="Protect likely experts from prefetches",
             name="prefetch_guard",
             advanced=True,
         ),

@@ -141,7 +141,7 @@ def test_its_button_applies_it_once_it_is_still_what_is_best(host: Host) -> None
     line._use(old)
     assert host.models.settings["eviction"] != "lfu", "the result was another when the button was drawn"
     shown = line._use(BestPicked(None, {"best": mark(found[0])}))  # type: ignore[arg-type]
-    assert host.models.settings["eviction"] == "lfu" and "It is in use." in shown and "<button" not in shown
+    assert host.models.settings["eviction"] == "lfu" and "In use." in shown and "<button" not in shown
     found[0] = Best("Similar is best.", {"substitute": "similar", "miss": "substitute"})
     assert "needs a profile" in line._use(BestPicked(None, {"best": mark(found[0])}))
     found[0] = Best("None is.")

@@ -89,7 +89,7 @@ def test_the_sidebar_says_why_the_reference_computes(
 
 
 def test_a_redraw_of_the_sidebar_leaves_what_was_said_of_the_load_s_form(host: Host, section: ModelSection) -> None:
-    at = section.outputs.index(section.alert)
+    at = section.outputs.index(section.bar.alert)
     assert section.values({})[at] == gr.skip()
     host.models.change("budget", "20%")
     assert host.loader.load(host.loader.plan("demo")).join(WAIT_S)
@@ -110,7 +110,7 @@ def test_a_verdict_on_another_form_is_judged_again_and_the_limits_follow_the_for
     plain = ["demo", *section._chosen(host.loader.plan("demo"))]
     pack = [str(fake_pack(tmp_path / "Sparse")), *plain[1:]]
     card = section.refit(*pack)
-    assert "read from it" in card["html"]
+    assert "read when needed" in card["html"]
     fit, limits = section._settle(card, *pack)
     assert fit == gr.skip() and section._restrict(limits, *pack[1:])[names.index("host")]["visible"]
     fit, limits = section._settle(card, *plain)
@@ -165,7 +165,7 @@ def test_an_event_tells_one_component_that_it_is_pending(host: Host) -> None:
 def test_what_changes_while_a_page_is_made_is_drawn_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     host = open_host(tmp_path)
     with page():
-        made = ChatLive(host)
+        made = ChatLive(host, gr.HTML())
     answer = host.chats.ask(None, "One, in 2 words")
     ended(answer)
     chat, find = answer.chat_id, host.store.chats.find

@@ -19,7 +19,8 @@ from app.ui.controls import label
 from app.ui.tabs.analysis_views import HEADS
 from app.ui.tabs.messages import statistics
 from app.ui.text import fit_card, span
-from app.wording import describe_change, lossy, name_of
+from app.wording import describe_change, lossy, name_of, written
+from core.settings.budget import Budget
 from core.settings.config import Settings, params
 from core.settings.loading import LoadSpec
 from core.settings.param import declared
@@ -51,7 +52,7 @@ def fit(model: str = "demo", budget: str = "50%", **changes: Any) -> Fit:
 def test_the_tiers_of_a_pack_and_of_a_checkpoint(tmp_path: Path) -> None:
     pack = fit_card(fit(str(fake_pack(tmp_path / "pack"))))
     assert "<b>3.2 MB</b> of 900 MB free" in pack
-    assert "6.4 MB of experts are read from it, bypassing the page cache" in pack
+    assert "6.4 MB of experts stay there, read when needed" in pack
     assert "not needed once loaded" in fit_card(fit())
 
 
@@ -243,3 +244,9 @@ def test_components_are_made_without_interface_files() -> None:
     assert component_meta.create_or_modify_pyi.__module__ == skip_interface_files.__module__
     assert gr.Slider.EVENTS
     assert gr.Slider(0, 1).get_config()["maximum"] == 1
+
+
+@pytest.mark.parametrize("text", ["45%", "6.5GB", "300MB", "800MiB", "12GiB", "123456789"])
+def test_a_budget_is_written_as_it_was_typed(text: str) -> None:
+    assert written(Budget.parse(text)) == text
+    assert Budget.parse(written(Budget.parse(text))) == Budget.parse(text)

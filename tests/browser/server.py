@@ -17,9 +17,10 @@ from app.server import api  # what `serve` imports before it serves
 from app.services.host import Host
 from app.store import results
 from app.ui.serve import StartOptions, serve
-from core.errors import MoestroError
+from core.errors import MoestroError, NotImported
 from core.profile import Profile
 from core.settings.loading import LoadSpec
+from core.system import tasks, worker_process
 from core.types import Fit, Piece
 from tests.browser.lengths import ENDLESS, said, with_length
 from tests.fake_evaluation import fake_compare, fake_evaluate
@@ -59,7 +60,10 @@ class SlowEngine(FakeEngine):
 
 
 def estimate(spec: LoadSpec) -> Fit:
-    """The fake model is "demo", and every pack; anything else is looked at as the real engine would."""
+    """The fake model is "demo", and every pack; a GGUF file is imported first; anything else is looked at as the real
+    engine would."""
+    if spec.model.endswith(".gguf"):
+        raise NotImported(f"{spec.model} is imported first.")
     if spec.model == "demo" or is_pack(spec.model):
         return fake_estimate(spec)
     from core.capacity import fit
@@ -87,5 +91,7 @@ def host() -> Host:
 
 if __name__ == "__main__":
     assert api and "torch" not in sys.modules, "torch takes seconds to import, and the page needs none of it"
+    # Background processes run as the dashboard does: at the lowest priority they hardly do beside other tests.
+    worker_process.WorkerProcess.__init__.__kwdefaults__["niceness"] = tasks.NICENESS = 0
     results.FOLDERS = [Path(os.environ["MOESTRO_HOME"]) / "results"]  # of benches: what a test puts there
     serve(StartOptions(), port=int(sys.argv[1]), browser=False, host=host())

@@ -144,16 +144,17 @@ def test_a_choice_from_a_menu_is_one_event(dashboard: Dashboard) -> None:
 def test_the_verdict_is_on_the_form_as_shown(dashboard: Dashboard, tmp_path: Path) -> None:
     """A redraw was asked for with the form of before."""
     page, pack = dashboard.page, fake_pack(tmp_path / "Late")
+    dashboard.advanced()  # where the card says what becomes of the experts
     held = Held(dashboard, redraw, answered=False)
     with held.begun():
         dashboard.slide("set-budget", 60)
     model = page.locator("#model input")
     model.fill(str(pack))
     model.press("Enter")
-    dashboard.wait_text("#fit", "read from it")
+    dashboard.wait_text("#fit", "read when needed")
     page.evaluate(WATCH, "#fit")
     held.let_go_in_vain()
-    dashboard.wait_text("#fit", "read from it")
+    dashboard.wait_text("#fit", "read when needed")
     assert not any("not needed once loaded" in text for text in page.evaluate("window.shown"))
     model.fill("demo")
     model.press("Enter")

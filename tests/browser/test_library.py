@@ -124,7 +124,8 @@ def test_an_import_is_shown_cancelled_gone_on_with_and_opened(library: Dashboard
     library.wait_text("#import-alert", "is imported")
     page.click("#import-open")
     library.loaded("slow-Olmoe-int4-g64")
-    library.wait_text("#fit", "read from it")
+    library.advanced()  # where the card says what stays on disk
+    library.wait_text("#fit", "read when needed")
     assert library.value("#model input") == "slow-Olmoe-int4-g64"
     library.ask("And the disk?").streaming(60)
     page.wait_for_selector(".deck[data-disk='1'] [data-k=disk]", state="visible")
@@ -203,7 +204,7 @@ def test_host_memory_is_a_choice_of_packs_alone(library: Dashboard) -> None:
     pick(library, "Sparse-30B-int4")
     page.click("#open-model")
     page.wait_for_selector("#set-host", state="visible")
-    library.wait_text("#fit", "read from it")
+    library.wait_text("#fit", "read when needed")
     box = page.locator("#set-host").get_by_role("textbox")
     box.fill("all")
     box.press("Tab")
@@ -230,7 +231,8 @@ def test_a_checkpoint_becomes_a_pack_that_answers_from_disk(
     dashboard.wait_text("#models", "Tiny-MoE-int8")
     page.click("#import-open")
     dashboard.loaded("Tiny-MoE-int8")
-    dashboard.wait_text("#fit", "read from it")
+    dashboard.advanced()  # where the card says what stays on disk
+    dashboard.wait_text("#fit", "read when needed")
     dashboard.wait_text("#fit", "Expected")
     assert dashboard.value("#set-format input") == "int8 (fixed by the pack)"
     dashboard.ask("Where do your experts come from?").streaming(40)

@@ -107,6 +107,10 @@ def test_the_time_of_a_token_is_in_parts_that_add_up_beside_the_speed_limit(dash
     page.keyboard.press("Escape")
 
 
+def test_the_deck_says_how_busy_the_machine_is(dashboard: Dashboard) -> None:
+    dashboard.page.wait_for_function("/^CPU \\d+ %/.test(document.querySelector('[data-k=load]').innerText)")
+
+
 def test_an_emulated_link_says_so_beside_the_figure(dashboard: Dashboard) -> None:
     dashboard.advanced()
     dashboard.choose("set-link", "own")

@@ -68,6 +68,16 @@ def test_a_budget_can_be_typed_and_a_bad_one_is_explained(dashboard: Dashboard) 
     box.fill("45%")
     box.press("Enter")
     dashboard.page.wait_for_function("document.querySelector('#set-budget input[type=range]').value === '45'")
+    box.fill("8.8 mb")
+    box.press("Enter")
+    dashboard.page.wait_for_function(  # the slider shows the share of the experts that the card does
+        "/(\\d+)\\s% of experts/.exec(document.querySelector('#fit').innerText)?.[1] === '50' && "
+        "document.querySelector('#set-budget input[type=range]').value === '50' && "
+        "document.querySelector('#set-budget-text :is(input, textarea)').value === '8.8MB'"
+    )
+    box.fill("45%")
+    box.press("Enter")
+    dashboard.page.wait_for_function("document.querySelector('#set-budget input[type=range]').value === '45'")
     dashboard.page.wait_for_function("!document.querySelector('#cache-alert .notice')")
 
 

@@ -76,19 +76,19 @@ def test_every_control_has_a_name(dashboard: Dashboard) -> None:
 CONTROLS = """[...document.querySelectorAll('#model, #simulate-pcie, [id^=set-]')].filter((e) => e.checkVisibility()
     && e.querySelector('input, textarea')).map((e) => e.id)"""
 SHOWN = [
-    "model",
     "set-preset",
     "set-budget",
     "simulate-pcie",
     "set-sampling-temperature",
     "set-sampling-max_new_tokens",
+    "model",
 ]
 # Text that is wider than the box that hides the rest of it.
 CUT = """[...document.querySelectorAll('body *')].filter((e) => e.checkVisibility() && e.clientWidth > 1
     && [...e.childNodes].some((n) => n.nodeType === 3 && n.data.trim()) && e.scrollWidth > e.clientWidth + 1
     && ['hidden', 'clip'].includes(getComputedStyle(e).overflowX)).map((e) => e.outerHTML.slice(0, 160))"""
-# Words and buttons of the chat's head, the key figures and the verdict that lie over one another.
-OVERLAPS = """() => ['#chat-head', '.kpis', '#fit', '#api'].flatMap((part) => {
+# Words and buttons of the top bar, the chat's head, the key figures and the verdict that lie over one another.
+OVERLAPS = """() => ['#top-bar', '#chat-head', '.kpis', '#fit'].flatMap((part) => {
     const own = (e) => e.matches('button, summary') || [...e.childNodes].some((n) => n.nodeType === 3 && n.data.trim());
     const all = [...document.querySelectorAll(`${part} *`)].filter((e) => e.checkVisibility() && e.clientWidth > 1
         && own(e)).map((e) => [e, e.getBoundingClientRect()]);
@@ -102,7 +102,7 @@ LENGTH = "#set-sampling-max_new_tokens"
 def test_simple_has_six_controls_and_help_that_the_keyboard_reaches(dashboard: Dashboard) -> None:
     page = dashboard.page
     assert page.evaluate(CONTROLS) == SHOWN
-    helps = page.locator("#sidebar .has-info + .info-text:visible")
+    helps = page.locator(":is(#sidebar, #top-bar) .has-info + .info-text:visible")
     assert helps.count() == len(SHOWN) - 1  # that of the switch stands below it
     assert set(helps.evaluate_all("all => all.map((e) => e.tabIndex)")) == {0}
     page.locator("#model input").first.focus()
@@ -130,7 +130,7 @@ def test_nothing_lies_over_another_with_the_longest_names_and_the_api_has_an_add
     dashboard.wait_text("[data-copy-api]", "opied")
     try:
         page.evaluate(
-            """document.querySelector('.chat-model span').textContent = 'Some-Model-235B-A22B-Instruct-2507'"""
+            """document.querySelector('.in-use span').textContent = 'In use: Some-Model-235B-A22B-Instruct-2507'"""
         )
         page.evaluate("""import('/ui/exactness.js').then((m) => m.tell({ weights: 'int4-g64', arithmetic: 'fast' }))""")
         for width in (1366, 1920):
@@ -215,7 +215,7 @@ def phone(shared: Dashboard) -> Iterator[Dashboard]:
 @pytest.mark.long(0.1)  # test_jobs.py has a page of this width, the test below every tab
 def test_it_fits_and_is_not_blank(phone: Dashboard, tmp_path: Path) -> None:
     fits(phone, tmp_path, 390, "dark")
-    assert phone.page.evaluate("document.querySelector('#load').getBoundingClientRect().right <= 0")
+    assert phone.page.evaluate("document.querySelector('#set-preset').getBoundingClientRect().right <= 0")
 
 
 @pytest.mark.long(0.1)  # on a desktop below; here every target's size

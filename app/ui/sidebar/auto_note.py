@@ -6,6 +6,7 @@ from html import escape
 
 from app.services.auto import Compared
 from app.services.host import Host
+from app.wording import written
 from core.policy.throttle import Seen, Tried
 from core.settings.presets import FIRST
 from core.settings.registry import variant
@@ -38,9 +39,10 @@ def account(host: Host, base: str) -> str:
 
 
 def _memory(host: Host) -> str:
-    budget = escape(str(host.models.settings.cache.budget))
+    budget = host.models.settings.cache.budget
+    room = f"Memory for {budget} of the experts" if budget.bytes is None else f"{written(budget)} of memory"
     chosen = "the most that is safe" if "budget" in host.remembered.auto else "as you chose"
-    return f"Memory for {budget} of the experts, {chosen}"
+    return f"{escape(room)}, {chosen}"
 
 
 def _policy(host: Host, compared: Compared | None) -> str:

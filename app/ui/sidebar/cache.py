@@ -13,10 +13,11 @@ from app.ui.controls import LIVE, html
 from app.ui.event_data import BudgetPicked, PresetPicked
 from app.ui.sidebar.model import Card
 from app.ui.sidebar.pcie_switch import PcieSwitch
-from app.ui.sidebar.preset_menu import CUSTOM, SHOW_JS, PresetMenu
+from app.ui.sidebar.preset_menu import CUSTOM, PresetMenu
 from app.ui.sidebar.setting_controls import SettingControls
 from app.ui.sidebar.systems_menu import SystemsMenu
-from core.errors import SettingError
+from app.wording import written
+from core.errors import MoestroError, SettingError
 from core.settings import config
 from core.settings.config import general
 from core.settings.lossy import LossySettings
@@ -64,7 +65,7 @@ class CacheSection:
             *self.preset.values(),
             self.systems.value(),
             gr.skip() if percent is None else percent,
-            str(settings.cache.budget),
+            written(settings.cache.budget),
             self.pcie.value(),
             *self.setting_controls.values(),
         ]
@@ -82,7 +83,7 @@ class CacheSection:
             buttons=[],
         )
         self.exact_budget = gr.Textbox(
-            str(self.host.models.settings.cache.budget),
+            written(self.host.models.settings.cache.budget),
             label="Exact budget",
             max_lines=1,
             elem_id="set-budget-text",
@@ -101,7 +102,7 @@ class CacheSection:
         for event in moved:  # the setting takes effect at once; the slower fit estimate follows
             event.then(self._refit, self._form, self._fit, **LIVE)
         self.chosen = [
-            self.preset.menu.input(self._choose_preset, self.preset.menu, self.outputs, js=SHOW_JS, **LIVE),
+            self.preset.menu.input(self._choose_preset, self.preset.menu, self.outputs, **LIVE),
             self.systems.lists.select(self._pick_system, None, self.outputs, **LIVE),
             self.preset.reset.click(self._reset_preset, None, self.outputs, **LIVE),
         ]
@@ -113,7 +114,7 @@ class CacheSection:
         return [self.setting_controls.notice(problem), self.pcie.value() if problem else gr.skip()]
 
     def _choose_preset(self, name: str) -> list[Any]:
-        """Apply all of a preset's values or none; CUSTOM stands for the current settings."""
+        """Apply all of a preset's values or none; CUSTOM and SYSTEMS leave the settings."""
         problem = self.preset.choose(name)
         return [self.setting_controls.notice(problem), *self.values()[1:]]
 
@@ -131,7 +132,7 @@ class CacheSection:
         return [typed, problem, self._percent() if problem else gr.skip()]
 
     def _type(self, text: str) -> list[Any]:
-        return [gr.skip()] * 3 if text == str(self.host.models.settings.cache.budget) else self._budget(text)
+        return [gr.skip()] * 3 if text == written(self.host.models.settings.cache.budget) else self._budget(text)
 
     def _suggested(self, model: str, picked: BudgetPicked) -> list[Any]:
         start = self.host.models.start(model)
@@ -149,18 +150,25 @@ class CacheSection:
 
     def _budget(self, text: str) -> list[Any]:
         if problem := self.host.models.change("budget", text):
-            return [str(self.host.models.settings.cache.budget), self.setting_controls.notice(problem), gr.skip()]
+            return [written(self.host.models.settings.cache.budget), self.setting_controls.notice(problem), gr.skip()]
         percent = self._percent()
         return [
-            str(self.host.models.settings.cache.budget),
+            written(self.host.models.settings.cache.budget),
             self.setting_controls.notice(""),
             gr.skip() if percent is None else percent,
         ]
 
     def _percent(self) -> float | None:
-        """The slider's position; None (leave it) when the budget is in bytes."""
-        share = self.host.models.settings.cache.budget.share
-        return None if share is None else round(share * 100, 1)
+        """The slider's position: of a budget in bytes the share of the experts that fit, as on the card; None (leave
+        it) where that is not known."""
+        share, spec = self.host.models.settings.cache.budget.share, self.host.models.spec
+        if share is not None:
+            return round(share * 100, 1)
+        try:
+            fit = self.host.loader.estimate(self.host.loader.plan(spec.model)) if spec is not None else None
+        except MoestroError:
+            return None
+        return None if fit is None else min(100, max(LOWEST, round(100 * fit.slots / fit.shape.total)))
 
 
 def sections() -> dict[str, list[str]]:

@@ -12,9 +12,10 @@ from gradio.components import Component
 from app.server.live_state import host_state
 from app.services.candidates import MANIFEST, is_gone, is_pack
 from app.services.host import Host
-from app.ui.controls import LIVE, ONCE, WIDE, button, change_events, control, html, progress
+from app.ui.controls import LIVE, ONCE, WIDE, change_events, control, html
 from app.ui.news import Shown, news
-from app.ui.text import fit_card, fit_error, least_memory, notice
+from app.ui.text import error_chip, fit_card, fit_chip, fit_error, least_memory, notice
+from app.ui.top_bar import TopBar
 from app.wording import name_of
 from core.errors import MoestroError, NotImported
 from core.settings.loading import LoadSpec
@@ -29,14 +30,16 @@ FALLBACK = {
     "reference": "The reference arithmetic computes this model: {}.",
     "fast_experts": "Only the experts of this model are computed in the fast arithmetic: {}.",
 }
-# The button inside the verdict: sends its budget to Python as event data.
-SUGGEST_JS = """element.addEventListener("click", (e) => {
+# The button inside the verdict: sends its budget to Python as event data. The verdict in few words is for the top bar.
+FIT_JS = """element.addEventListener("click", (e) => {
   const button = e.target.closest("[data-budget]");
-  if (button) trigger("select", {budget: button.dataset.budget}); });"""
+  if (button) trigger("select", {budget: button.dataset.budget}); });
+import("/ui/top_bar.js").then((m) => m.follow(props, watch));"""
 
 # What a model restricts: the "format" that a pack fixes ("" = no pack), the limit of the "context" (0 = unknown).
 Limits = dict[str, Any]
-# The verdict as the value of its component: its "html", the "limits", and what it is "of" (form, settings and model).
+# The verdict as the value of its component: its "html", the same in few words ("chip"), the "limits", and what it is
+# "of" (form, settings and model).
 Card = dict[str, Any]
 
 
@@ -53,16 +56,10 @@ class ModelSection:
         """`known` = the page's state: the stamps of the host that it shows, and the last notice of a load."""
         self.host, self.known = host, known
         with gr.Accordion("Model", open=True, elem_classes="section"):
-            self.status = html(self._status(), elem_id="model-status")
+            self.status = html(elem_id="model-status")
             spec = self._offered()
-            self.model = gr.Dropdown(
-                self._models(spec),
-                value=spec.model,
-                label="Model",
-                allow_custom_value=True,
-                elem_id="model",
-                info="The bundled demo, a pack, or the path of a folder with a model or of a GGUF file.",
-            )
+            self.bar = TopBar(self._models(spec), spec.model)
+            self.model = self.bar.model
             self.choices: list[Component] = []
             for param, value in zip(CHOICES, self._chosen(spec), strict=True):
                 made = self._context(value) if param.name == "context" else control(param, value)
@@ -73,7 +70,7 @@ class ModelSection:
                 html_template="${value.html}",
                 elem_id="fit",
                 apply_default_css=False,
-                js_on_load=SUGGEST_JS,
+                js_on_load=FIT_JS,
             )
             self.target = gr.Number(
                 0,
@@ -84,17 +81,13 @@ class ModelSection:
                 info="Finds the smallest budget predicted to meet this time per token; 0 = off.",
             )
             self.needed = html(elem_id="fit-needed", advanced=True)
-            self.limits = gr.HTML(self.fit.value["limits"], html_template="", apply_default_css=False)
-            self.alert = html(elem_id="model-alert")
-            progress("Loading the model", elem_id="load-progress")
-            with gr.Row(elem_classes="buttons"):
-                self.load = button("Load", "load", variant="primary")
-                self.cancel = button("Cancel loading", "cancel-load")
-                self.unload = button("Unload", "unload")
+            self.limits = gr.HTML(
+                self.fit.value["limits"], html_template="", elem_id="fit-limits", apply_default_css=False
+            )
             html('<p class="importing" data-import="line" hidden></p>', elem_id="import-line")
         self.form = [self.model, *self.choices]
         self.form_outputs = [*self.form, self.limits]
-        self.outputs = [self.known, self.status, self.alert]
+        self.outputs = [self.known, self.status, self.bar.alert]
         self._wire()
 
     def values(self, known: Shown) -> list[Any]:
@@ -124,12 +117,18 @@ class ModelSection:
         of, fit = self._of(form), self._fit(*form)  # what it is of first: never too new
         if not isinstance(fit, Fit):
             source = str(form[0]).strip() if isinstance(fit, NotImported) else ""
-            return {"of": of, "html": fit_error(str(fit), source), "limits": {"format": "", "context": 0}}
+            return {
+                "of": of,
+                "html": fit_error(str(fit), source),
+                "chip": error_chip(source),
+                "limits": {"format": "", "context": 0},
+            }
         limits = {"format": fit.format if is_pack(fit.model) else "", "context": fit.context_limit}
         start = self.host.models.start(fit.model)
         budget, auto = str(start.spec.settings.cache.budget), "budget" in start.auto
         own = preset(start.preset).title if start.own else ""
-        return {"of": of, "html": fit_card(fit, budget, auto, self._is_loaded(*form), own), "limits": limits}
+        card = fit_card(fit, budget, auto, self._is_loaded(*form), own)
+        return {"of": of, "html": card, "chip": fit_chip(fit, auto), "limits": limits}
 
     def offer(self, model: str) -> Any:
         """The menu of models as they are now; a chosen `model` whose folder is gone is replaced by another."""
@@ -156,9 +155,9 @@ class ModelSection:
         self.limits.change(self._restrict, [self.limits, *self.choices], self.choices, **LIVE)
         triggers = [*change_events(self.target), self.model.change, *(c.change for c in self.choices)]
         gr.on(triggers, self._needed, [self.target, *self.form], self.needed, **LIVE)
-        self.load.click(self._load, [self.known, *self.form], [*self.outputs, self.model], **ONCE)
-        self.cancel.click(self._cancel, None, None, **ONCE)
-        self.unload.click(self._unload, self.known, self.outputs, **ONCE)
+        self.bar.load.click(self._load, [self.known, *self.form], [*self.outputs, self.model], **ONCE)
+        self.bar.cancel.click(self._cancel, None, None, **ONCE)
+        self.bar.unload.click(self._unload, self.known, self.outputs, **ONCE)
 
     def _recall(self, model: Any) -> list[Any]:
         """A model was chosen: its loading choices and settings of the last time, if it had any."""

@@ -16,19 +16,18 @@ from gradio.components import Component
 
 from app.services.host import Host
 from app.services.remembered import KNOBS
-from app.ui.controls import html
+from app.ui.controls import EACH, html
 from app.ui.sidebar.auto_note import account
 from core.settings.config import Settings, params
 from core.settings.param import Value
 from core.settings.preset import Preset
 from core.settings.presets import FIRST, PRESETS, matching, preset
 
-CUSTOM = "custom"  # the last choice: what is in force where that is none of ours, else LISTS; it changes nothing
-LISTS = "Published systems…"  # leads to them
+CUSTOM = "custom"  # what is in force where that is none of ours, as the last choice; choosing it changes nothing
+SYSTEMS = "systems"  # else the last choice is this one, LISTS, which leads to them
+LISTS = "Published systems…"
 NAMED = 4  # changed settings that are named; of more, their number is
-SHOW_JS = f"""(name) => {{
-  if (document.querySelector("#set-preset input").value === "{LISTS}") import("/ui/systems.js").then((m) => m.show());
-  return [name]; }}"""
+SHOW_JS = f"""(name) => {{ if (name === "{SYSTEMS}") import("/ui/systems.js").then((m) => m.show()); }}"""
 
 
 class PresetMenu:
@@ -47,6 +46,8 @@ class PresetMenu:
             interactive=True,
             elem_id="set-preset",
         )
+        # An event of its own, as what the choice changes may have to wait for the answer to the one before.
+        self.menu.select(None, self.menu, None, js=SHOW_JS, **EACH)
         self.about = html(text, elem_id="about-preset")
         self.account = html(self.explained(), elem_id="auto-account")
         self.reset = gr.Button(back, size="sm", elem_id="reset-preset", visible=possible)
@@ -67,8 +68,8 @@ class PresetMenu:
         return account(self.host, self.base().name)
 
     def choose(self, name: str) -> str:
-        """Apply all of a preset's values or none; CUSTOM leaves the settings. Returns the problem, or ""."""
-        if name == CUSTOM:
+        """Apply all of a preset's values or none; CUSTOM and SYSTEMS leave the settings. Returns the problem, or ""."""
+        if name in (CUSTOM, SYSTEMS):
             return ""
         loaded, values = self.host.models.spec, dict(preset(name).values)
         if name == FIRST and loaded is not None and (budget := self.host.loader.safe_budget(loaded)):
@@ -93,7 +94,7 @@ class PresetMenu:
         known = sorted(ours, key=lambda one: one[1] != FIRST)
         if like is not None and not (like.name == FIRST and by_hand):
             if like.kind == "ours":
-                return [*known, (LISTS, CUSTOM)], like.name, about(like), "", False
+                return [*known, (LISTS, SYSTEMS)], like.name, about(like), "", False
             return [*known, (like.title, CUSTOM)], CUSTOM, about(like), "", False
         known_titles = params()
         turned = list(dict.fromkeys([*(known_titles[one].title for one in by_hand), *changed(base, settings)]))

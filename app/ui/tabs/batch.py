@@ -29,7 +29,7 @@ class BatchTab:
             "batch",
             "Answering",
             self._build_form,
-            [("Answer the file", "batch-go")],
+            [("Run batch", "batch-go")],
             ("batch-cancel", host.batcher.stop),
             self._build_answer,
             cancel_label="Stop",
@@ -41,27 +41,25 @@ class BatchTab:
 
     def _build_form(self) -> list[Component]:
         html(
-            "<p class='minor'>The model answers nothing else until the batch ends; settings may be changed. Lines that "
-            "give no temperature or length use those of the sidebar.</p>"
+            "<p class='minor'>The model answers nothing else until the batch ends; settings can be changed. Missing "
+            "options use the sidebar's values.</p>"
         )
         html(
-            "<p class='minor'>A file of at most 64 MB, a line of JSON each: OpenAI's batch lines, "
+            "<p class='minor'>A file of at most 64 MB, one JSON object per line: OpenAI's batch lines, "
             '<code>{"messages": [...]}</code> or <code>{"prompt": "..."}</code>. The same file continues where '
             "its last run ended.</p>"
         )
         self.upload = gr.File(
             label="A file of prompts", show_label=False, file_types=[".jsonl"], height=118, elem_id="batch-upload"
         )
-        self.retry = gr.Checkbox(
-            False, label="Ask lines that ended with an error again", elem_id="batch-retry", container=False
-        )
+        self.retry = gr.Checkbox(False, label="Retry failed lines", elem_id="batch-retry", container=False)
         with gr.Accordion("How many at a time", open=False, elem_id="batch-how"):
             self.at_once = number(
                 BATCH,
                 "At a time",
                 "batch-at-once",
                 "Prompts that are answered together, as far as the KV memory has room: more of it with a longer "
-                "context or more texts at once when the model is loaded.",
+                "context or more parallel requests when the model is loaded.",
                 minimum=1,
                 maximum=MOST,
             )
@@ -102,7 +100,7 @@ class BatchTab:
     def _renew(self, now: Shown, event: Renewed) -> list[Any]:
         """Redraw: answers came, a model was loaded or unloaded, or the page's colours changed."""
         job = self.host.batcher.job
-        head = self.tab.head(now, event, job, "Stopped. Press Answer the file again to go on.")
+        head = self.tab.head(now, event, job, "Stopped. Press Run batch again to go on.")
         ready = gr.update(interactive=self.host.models.model is not None)
         parts = None
         if job is not None and job.answered is not None:

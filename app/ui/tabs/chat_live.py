@@ -26,7 +26,7 @@ from app.ui.tabs.chat_views import (
     ask_for,
     empty,
     gauge,
-    model,
+    in_use,
     no_template,
     shortcuts,
     title,
@@ -68,11 +68,12 @@ def reporting(event: Callable[..., list[Any]]) -> Callable[..., list[Any]]:
 class ChatLive:
     """The chat's components and events. `pulse` holds the page's state, and fires when the server has an update.
 
-    `page` are the outputs of every change of the shown chat, in the order of `open`; `outputs` those of `values`.
+    `page` are the outputs of every change of the shown chat, in the order of `open`; `outputs` those of `values`, with
+    the top bar's `model`: which one is loaded, and whether it is exact.
     """
 
-    def __init__(self, host: Host) -> None:
-        self.host = host
+    def __init__(self, host: Host, model: gr.HTML) -> None:
+        self.host, self.model = host, model
         self._questions: dict[int, tuple[Answer, str]] = {}
         with gr.Row(equal_height=False, elem_id="chat-live"):
             with gr.Column(scale=0, min_width=0, elem_id="chat-list-column"):
@@ -81,7 +82,6 @@ class ChatLive:
                 with gr.Row(elem_id="chat-head"):
                     html(TOOLS, elem_id="chat-tools")
                     self.title = html(title(host, None), elem_id="chat-title")
-                    self.model = html(model(host), elem_id="chat-model")
                     html(MORE, elem_id="chat-more")
                     self.new = button("New chat", "new-chat", min_width=90, scale=0)
                 with gr.Column(elem_id="system-panel"):
@@ -118,13 +118,12 @@ class ChatLive:
                         scale=8,
                         elem_id="message",
                         autofocus=True,
-                        placeholder=ask_for(host),
                         label="Message",
                     )
                     html(ATTACH, elem_id="attach")
                     self.send = gr.Button("Send", variant="primary", elem_id="send", scale=0, min_width=84)
                     self.stop = gr.Button("Stop", variant="stop", elem_id="stop", scale=0, min_width=84)
-                self.gauge = html(gauge(host, []), elem_id="context")
+                self.gauge = html('<div class="gauge"></div>', elem_id="context")
                 html(shortcuts(), elem_id="chat-dialogs")
             with gr.Column(scale=6, min_width=320, elem_id="deck-column"):
                 self.deck = deck()
@@ -139,7 +138,7 @@ class ChatLive:
             gr.update(placeholder=ask_for(self.host)),
             empty(self.host),
             gauge(self.host, self._messages(now.get("chat"))),
-            model(self.host),
+            in_use(self.host),
             no_template(self.host),
         ]
 

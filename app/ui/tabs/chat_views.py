@@ -16,7 +16,8 @@ SUGGESTIONS = ROOT / "assets" / "demo" / "questions.jsonl"
 MOST_SUGGESTIONS = 6
 LOAD_FIRST = (
     "Load a model to begin",
-    "Choose one in the sidebar and press <b>Load</b>. The bundled demo is ready at once.",
+    "Choose one above, or enter the path of a folder or a GGUF file, and press <b>Load</b>. The bundled demo is ready "
+    "at once.",
 )
 TOUR = '<p><button type="button" class="tour" data-tour>Watch it work: half a minute with less memory</button></p>'
 GIVE = (
@@ -111,11 +112,11 @@ def ask_for(host: Host) -> str:
     return "Ask something" if loaded.engine.takes_chats else "Begin a text that the model goes on with"
 
 
-def model(host: Host) -> str:
-    """The loaded model's name, and whether its answers are currently exact."""
+def in_use(host: Host) -> str:
+    """The loaded model's name, shown where another one is chosen, and whether its answers are currently exact."""
     if (name := host.models.model) is None:
         return ""
-    return f'<div class="chat-model"><span title="{escape(name)}">{escape(name_of(name))}</span>{exactness()}</div>'
+    return f'<div class="in-use"><span title="{escape(name)}">In use: {escape(name_of(name))}</span>{exactness()}</div>'
 
 
 def gauge(host: Host, messages: list[Message]) -> str:

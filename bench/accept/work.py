@@ -10,7 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from bench.accept import decode, engines, launches, link, parts, prompts
+from bench.accept import decode, engines, joined, launches, link, parts, prompts
 from bench.accept.drawn import Subject, subject
 from core.errors import MoestroError
 
@@ -28,6 +28,7 @@ WORK: dict[str, Callable[[Subject], dict[str, Any]]] = {
     "prompts": prompts.prompts,
     "stress": engines.stress,
     "decode": decode.led_by_the_gpu,
+    "joined": joined.joined_by_the_host,
     "speed": engines.speed,
     "memory": engines.memory,
     "swap": engines.swap,

@@ -104,6 +104,29 @@ class Requests:
             copies.counts.demand_bytes += copies.demand(copies.whole[eid], core.table[eid]).bytes
         return requests, submitted
 
+    def replay_hosted(
+        self, routed: Sequence[Sequence[int]], in_slot: Callable[[int], bool]
+    ) -> tuple[list[list[LeasedSegment] | None], list[int]]:
+        """As `replay`, where the host has computed what had no slot: it is copied once, behind all else, if it is worth
+        a slot and the copies of the last tokens are nearly over; nobody waits for that."""
+        core, copies = self.core, self.copies
+        has_room = copies.behind_now() < MOST_BEHIND
+        requests: list[list[LeasedSegment] | None] = []
+        for layer, chosen in enumerate(routed):
+            base = layer * core.experts
+            if all(in_slot(base + e) for e in chosen) and self.lookup_all_hits(layer, chosen) is not None:
+                requests.append(None)
+                continue
+            eids = [base + expert for expert in dict.fromkeys(chosen)]
+            self.prefetches.guard.used(eids)
+            core.lease(layer, eids)
+            self._end_lease(eids)
+            for eid in eids:
+                self._admit_behind(eid, has_room=has_room)
+            copies.counts.host_computed += sum(not in_slot(eid) for eid in eids)
+            requests.append([self._computed(eid, in_slot(eid), over_link=False) for eid in eids])
+        return requests, []
+
     def release(self, lease: Lease, fence: Any) -> None:
         """End a lease, whose computation is done, or on CUDA will be at `fence`."""
         tickets = self.copies.tickets
@@ -179,11 +202,11 @@ class Requests:
         copies.counts.host_computed += len(hosted)
         return Lease(layer, eids, segments, [*segments, *hosted], hosted)
 
-    def _admit_behind(self, eid: int) -> None:
+    def _admit_behind(self, eid: int, *, has_room: bool | None = None) -> None:
         """The host has computed an expert: copy it into a slot if it is worth one, and the link is not behind."""
         core, copies = self.core, self.copies
         if not core.is_resident(eid):
-            has_room = copies.behind_now() < MOST_BEHIND
+            has_room = copies.behind_now() < MOST_BEHIND if has_room is None else has_room
             slots = core.admit_computed(eid, copies.tickets, has_room=has_room)
             if slots is not None:
                 copies.admit(copies.whole[eid], slots)
@@ -222,13 +245,13 @@ class Requests:
             self.prefetches.blame(eid, ticket)
         return LeasedSegment(eid % core.experts, segment, slots, outcome, ticket)
 
-    def _computed(self, eid: int, in_slot: bool) -> LeasedSegment:
-        """A request for an expert that kernels have read: in its slot, or over the link, also while a copy into its
-        slot was running."""
+    def _computed(self, eid: int, in_slot: bool, *, over_link: bool = True) -> LeasedSegment:
+        """A request for an expert that kernels have read: in its slot, or `over_link`, also while a copy into its slot
+        was running; or that the host has."""
         copies, outcome = self.copies, Outcome.HIT
         if not in_slot:
             outcome = copies.miss(eid)
-            copies.counts.demand_bytes += copies.expert_bytes
+            copies.counts.demand_bytes += copies.expert_bytes * over_link
         return LeasedSegment(eid % self.core.experts, copies.whole[eid], (), outcome, None)
 
     def _with_tops(self, requests: Sequence[LeasedSegment]) -> list[LeasedSegment]:

@@ -244,6 +244,7 @@ def test_figures_that_stand_out_have_causes_and_good_ones_none() -> None:
         "norms": {"taken": "in_two"},
         "rows": {"mm_9_differs": 0, "beside_others": "the same bits"},
         "decode": {"by_budget": {"15%": {"host": [host, host], "graph": graph, "not_captured": ""}}},
+        "joined": {"by_budget": {"15%": {"graph": host, "graph_joined": graph}}},
     }
     wrong: dict[str, tuple[dict[str, Any], str]] = {
         "doctor": ({"gpus": [{"pcie": {**pcie, "width": 8}}]}, "x8 of x16"),
@@ -254,6 +255,7 @@ def test_figures_that_stand_out_have_causes_and_good_ones_none() -> None:
         "norms": ({"taken": "the model's own", "in_two_units_off": 1.0}, "in_two_units_off 1.0"),
         "rows": ({"mm_9_differs": 3}, "mm_9_differs"),
         "decode": ({"by_budget": {"15%": {"host": host, "graph": [{"ms": 40.0}]}}}, "graph 40.0, host 30.0"),
+        "joined": ({"by_budget": {"15%": {"graph": graph, "graph_joined": host}}}, "30.0, over the link 9.0 ms"),
     }
 
     def checks(**changed: dict[str, Any]) -> list[dict[str, Any]]:

@@ -64,7 +64,7 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {  # what is changed o
 
 
 @contextmanager
-def emulated() -> Iterator[None]:
+def emulated() -> Iterator[FakeCuda]:
     """The emulated GPU, with the interpreter in the place of its kernels, and short trials at a load."""
     with installed(FakeCuda()) as fake, pytest.MonkeyPatch.context() as patch:
         interpreter = Interpreter(fake)
@@ -72,11 +72,11 @@ def emulated() -> Iterator[None]:
         patch.setattr("core.hf.quantized_linear.available", lambda device: True)
         patch.setattr("core.engine.pass_wiring.PREFILL_CHUNK", 2)
         patch.setattr("core.engine.program_trial.TRIED", 3)
-        yield
+        yield fake
     assert interpreter.launches and not fake.races.found, fake.races.found[:3]
 
 
-Gpu = Callable[[], AbstractContextManager[None]]
+Gpu = Callable[[], AbstractContextManager[object]]
 
 
 def found(which: str) -> dict[str, int]:

@@ -12,7 +12,18 @@ import torch
 
 from core.memory.codec import FORMATS
 from core.runtime.program.gpu import check, check_layer
-from core.runtime.program.gpu.check import CODED, KINDS, OTHERS, TARGETS, Figures, figures, kernels, longest_loop
+from core.runtime.program.gpu.check import (
+    CODED,
+    HOSTED,
+    KINDS,
+    OTHERS,
+    TARGETS,
+    Figures,
+    figures,
+    hosted,
+    kernels,
+    longest_loop,
+)
 from tests.selection import layered
 
 FOUND = json.loads((Path(__file__).parent / "gpu_code.json").read_text())
@@ -68,8 +79,8 @@ def wrong_of_layer(name: str, found: Figures) -> list[str]:
 @pytest.mark.parametrize("target", [f"sm_{capability}" for capability in TARGETS])
 def test_what_was_compiled_is_within_the_limits(target: str) -> None:
     found = FOUND["kernels"][target]
-    assert set(found) == {f"{name} {kind}" for name in CODED for kind in KINDS} | {*check_layer.NAMES}
-    assert not [name for name in check_layer.NAMES if wrong_of_layer(name, found[name])]
+    assert set(found) == {f"{name} {kind}" for name in CODED for kind in KINDS} | {*check_layer.NAMES, *HOSTED}
+    assert not [name for name in (*check_layer.NAMES, *HOSTED) if wrong_of_layer(name, found[name])]
     faults = {
         f"{target} {name} {kind}" for name in CODED for kind in KINDS if wrong(name, kind, found[f"{name} {kind}"])
     }
@@ -123,6 +134,34 @@ def test_what_a_layer_computes_is_compiled_within_the_limits(
         assert got["loop"] <= GREW * (was["loop"] or was["instructions"]), (name, got, was)
         assert not re.findall(r"\.ftz|\.approx|div\.full", made.asm["ptx"]) and not made.metadata.enable_fp_fusion
     assert tried == {one for one in check_layer.NAMES if one.split()[0] in names}
+
+
+def ordered(ptx: str) -> list[str]:
+    """What touches memory that others see, and what orders it, in the order of the program."""
+    kinds = r"ld\.acquire\.sys|st\.release\.sys|fence\.acq_rel\.sys|bar\.sync|ld\.global|st\.global|globaltimer"
+    return re.findall(kinds, ptx)
+
+
+@pytest.mark.parametrize("capability", layered(list(TARGETS), quick=lambda capability: capability == 75, minutes=0.1))
+def test_what_the_gpu_and_the_host_tell_each_other_is_ordered(
+    capability: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The flag is released at system scope, after a fence of each thread and a barrier of all, behind every store that
+    the host reads; and it is acquired at system scope before anything that the host has written is read."""
+    pytest.importorskip("triton", reason="the package triton is not installed")
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+    made = dict(hosted(capability))
+    assert {*made} == {*HOSTED}
+    for name, one in made.items():
+        assert not wrong_of_layer(name, figures(one)), name
+    tells = ordered(made["publish"].asm["ptx"])
+    at = tells.index("fence.acq_rel.sys")
+    assert tells[at : at + 3] == ["fence.acq_rel.sys", "bar.sync", "st.release.sys"]
+    assert tells[:at].count("st.global") > 16 and tells[at + 3 :] == ["st.global"]  # the latter on the device
+    waits = ordered(made["join"].asm["ptx"])
+    first, last = waits.index("ld.acquire.sys"), len(waits) - 1 - waits[::-1].index("ld.acquire.sys")
+    assert waits[:first].count("ld.global") == 3 and waits[last:].count("ld.global") > 3
+    assert "globaltimer" in waits and not {"bar.sync", "fence.acq_rel.sys"} & {*waits}  # no thread waits for another
 
 
 def test_the_longest_innermost_loop_is_found() -> None:

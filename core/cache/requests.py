@@ -97,8 +97,9 @@ class Requests:
             self._end_lease(eids)
             admitted |= dict.fromkeys(missing)
             lacking = {*missing}
-            order = [eid for eid in eids if eid not in lacking] + missing
-            requests.append([self._computed(eid, in_slot(eid)) for eid in order])
+            there = [eid for eid in eids if eid not in lacking]
+            self._expect_hits(there, in_slot)
+            requests.append([self._computed(eid, in_slot(eid)) for eid in there + missing])
         submitted = [eid for eid in admitted if core.is_resident(eid) and eid not in copies.tickets]
         for eid in submitted:
             copies.counts.demand_bytes += copies.demand(copies.whole[eid], core.table[eid]).bytes
@@ -121,6 +122,7 @@ class Requests:
             self.prefetches.guard.used(eids)
             core.lease(layer, eids)
             self._end_lease(eids)
+            self._expect_hits(eids, in_slot)
             for eid in eids:
                 self._admit_behind(eid, has_room=has_room)
             copies.counts.host_computed += sum(not in_slot(eid) for eid in eids)
@@ -150,6 +152,13 @@ class Requests:
         core, copies = self.core, self.copies
         if len(core.table[eid]) == core.blocks and eid not in copies.tickets and eid not in self.prefetches.fresh:
             self._keep_hit(eid)
+
+    def _expect_hits(self, eids: Sequence[int], in_slot: Callable[[int], bool]) -> None:
+        """Kernels have read these in their slots, where `in_slot`: the next token's requests for them alone are hits of
+        which nothing more has to be found out."""
+        for eid in eids:
+            if self.copies.hits.leases[eid] is None and in_slot(eid):
+                self.expect_hit(eid)
 
     def _keep_hit(self, eid: int) -> LeasedSegment:
         expert, copies = eid % self.core.experts, self.copies

@@ -242,8 +242,27 @@ def test_of_a_whole_token_that_the_host_took_part_in_each_miss_is_copied_once() 
         residents(caches[1], layer) for layer in range(LAYERS)
     ]
     requests, _ = caches[1].requests.replay_hosted(routed, lambda eid: True)
-    assert all(of is None or [one.outcome for one in of] == [Outcome.HIT] * 2 for of in requests)
+    assert all(of is not None and [one.outcome for one in of] == [Outcome.HIT] * 2 for of in requests)
     assert caches[1].counts.host_computed == 2 * LAYERS
+
+
+@pytest.mark.parametrize("hosted", [False, True])
+def test_what_was_in_a_slot_is_looked_up_by_the_next_token(hosted: bool) -> None:
+    cache = build(2 * LAYERS)
+    replay = cache.requests.replay_hosted if hosted else cache.requests.replay
+    replay([[1, 2]] * LAYERS, lambda eid: False)
+    settled(cache)
+    for eid in [*cache.copies.tickets]:
+        cache.copies.pending(eid)
+    first, _ = replay([[1, 2]] * LAYERS, lambda eid: True)
+    again, _ = replay([[2, 1]] * LAYERS, lambda eid: True)
+    assert None not in first and again == [None] * LAYERS
+    replay([[1, 5]], lambda eid: eid == 1)  # 5 takes the slot of 2
+    settled(cache)
+    requests, _ = replay([[2, 5], [1, 2]], lambda eid: True)  # as they were when that token began
+    assert requests[0] is not None and requests[1] is None
+    assert [one.outcome for one in requests[0]] == [Outcome.HIT] * 2
+    cache.check_integrity()
 
 
 def test_while_the_copies_of_earlier_tokens_are_behind_none_is_added() -> None:

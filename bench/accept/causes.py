@@ -209,6 +209,15 @@ def _decode(found: Figures) -> Iterator[tuple[str, str, str]]:
             yield "A token as a graph is slower than led by the host.", times, "misses read by kernels; split of the KV"
 
 
+@of("joined")
+def _joined(found: Figures) -> Iterator[tuple[str, str, str]]:
+    for budget, ways in found.get("by_budget", {}).items():
+        took = {way: _ms(ways[way]) for way in ("graph", "graph_joined") if way in ways}
+        if len(took) == 2 and took["graph_joined"] > took["graph"]:
+            times = f"{budget}: {took['graph_joined']:.1f}, over the link {took['graph']:.1f} ms a token"
+            yield "Misses that the host computes take longer than over the link.", times, "host_threads; busy cores"
+
+
 def _ms(rounds: Any) -> float:
     """The median of one way's rounds, or their only figure, in ms a token."""
     times = sorted(float(one["ms"]) for one in (rounds if isinstance(rounds, list) else [rounds]))

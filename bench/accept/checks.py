@@ -80,6 +80,7 @@ def checks(small: bool = False) -> tuple[Check, ...]:
         _own("fast", "the fast arithmetic: the bits of this CPU, and how many tokens a second", 600, small),
         _own("speed", "tokens a second, and where the time goes", 600, small),
         _own("decode", "tokens led by the GPU: their bits, and how many a second", 600, small),
+        _own("joined", "experts that the host computes within such tokens: their bits, and how long", 600, small),
         _own("memory", "what torch reserves beyond the budget, and what unloading leaves", 420, small),
         _own("swap", "a model loaded in the place of another", 300, small),
         Check(

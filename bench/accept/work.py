@@ -10,7 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from bench.accept import arithmetic, decode, engines, launches, link, parts, prompts
+from bench.accept import arithmetic, decode, engines, joined, launches, link, parts, prompts
 from bench.accept.drawn import Subject, subject
 from core.errors import MoestroError
 
@@ -29,6 +29,7 @@ WORK: dict[str, Callable[[Subject], dict[str, Any]]] = {
     "stress": engines.stress,
     "decode": decode.led_by_the_gpu,
     "fast": arithmetic.fast,
+    "joined": joined.joined_by_the_host,
     "speed": engines.speed,
     "memory": engines.memory,
     "swap": engines.swap,

@@ -3,7 +3,7 @@
 It serves a token whose experts the host learns only when it is computed (`core.runtime.device_step`): `sync_table`,
 then computing the token, then `request`. The table changes in the computing stream between two tokens alone: kernels
 launched before read the old table, those launched afterwards the new one. An expert whose copy into a slot is not known
-to have landed is read in host memory.
+to have landed is read in host memory, or computed there by the host.
 """
 
 from collections.abc import Collection, Sequence
@@ -18,9 +18,11 @@ class AddressTable:
     """Follows the slots of one expert cache, whose experts have one block each. `addresses` [layers, experts] int64 on
     the device."""
 
-    def __init__(self, expert_cache: ExpertCache, home: Sequence[int], device: torch.device) -> None:
-        """`home` [layers * experts] = the addresses in host memory."""
-        self._expert_cache, self._home = expert_cache, list(home)
+    def __init__(
+        self, expert_cache: ExpertCache, home: Sequence[int], device: torch.device, *, hosted: bool = False
+    ) -> None:
+        """`home` [layers * experts] = the addresses in host memory. `hosted`: the host computes what has no slot."""
+        self._expert_cache, self._home, self._hosted = expert_cache, list(home), hosted
         with torch.inference_mode(False):
             self._staged = torch.tensor(self._home, dtype=torch.int64).pin_memory()
             self._flat = self._staged.to(device)
@@ -34,9 +36,12 @@ class AddressTable:
     def sync_table(self) -> float:
         """Before a token: the table follows the cache, and the computing stream waits for copies into the slots that it
         names -> seconds that this thread was blocked. Copies have the time of one token: the stream waits for older
-        ones. Raises the errors of copies."""
+        ones, but not for those of experts that the host computes until then. Raises the errors of copies."""
         copies, waited_s = self._expert_cache.copies, 0.0
         for eid in [eid for eid in copies.tickets if eid not in self._submitted]:
+            if self._hosted and copies.tickets[eid].error is None:
+                copies.pending(eid)  # which forgets it once it has landed
+                continue
             waited_s += copies.link.wait(copies.tickets[eid])
             del copies.tickets[eid]
         self._update(self._in_flight - copies.tickets.keys())
@@ -47,8 +52,10 @@ class AddressTable:
     def request(self, routed: Sequence[Sequence[int]]) -> list[list[LeasedSegment] | None]:
         """After a token, for which the host has waited: `routed` [layers][k] are the experts that it was computed with
         -> each layer's requests, whose outcomes are where the kernels read the experts; None = in slots, all of them.
-        The missing ones are admitted and copied."""
-        requests, submitted = self._expert_cache.requests.replay(routed, self.in_slot)
+        The missing ones are admitted and copied; of those that the host computed, what the policy
+        ranks above others."""
+        replay = self._expert_cache.requests.replay_hosted if self._hosted else self._expert_cache.requests.replay
+        requests, submitted = replay(routed, self.in_slot)
         self._submitted.update(submitted)
         return requests
 
@@ -65,7 +72,7 @@ class AddressTable:
         device."""
         table, tickets = self._expert_cache.core.table, self._expert_cache.copies.tickets
         for eid, address in enumerate(self._flat.tolist()):
-            if eid in self._changed or eid in tickets:
+            if eid in self._changed or eid in tickets or eid in self._in_flight:  # as the next token will find it
                 continue
             want = table[eid][0].raw.data_ptr() if table[eid] else self._home[eid]
             assert address == want, f"kernels would not find expert {eid} where it is"

@@ -97,12 +97,37 @@ class Requests:
             self._end_lease(eids)
             admitted |= dict.fromkeys(missing)
             lacking = {*missing}
-            order = [eid for eid in eids if eid not in lacking] + missing
-            requests.append([self._computed(eid, in_slot(eid)) for eid in order])
+            there = [eid for eid in eids if eid not in lacking]
+            self._expect_hits(there, in_slot)
+            requests.append([self._computed(eid, in_slot(eid)) for eid in there + missing])
         submitted = [eid for eid in admitted if core.is_resident(eid) and eid not in copies.tickets]
         for eid in submitted:
             copies.counts.demand_bytes += copies.demand(copies.whole[eid], core.table[eid]).bytes
         return requests, submitted
+
+    def replay_hosted(
+        self, routed: Sequence[Sequence[int]], in_slot: Callable[[int], bool]
+    ) -> tuple[list[list[LeasedSegment] | None], list[int]]:
+        """As `replay`, where the host has computed what had no slot: it is copied once, behind all else, if it is worth
+        a slot and the copies of the last tokens are nearly over; nobody waits for that."""
+        core, copies = self.core, self.copies
+        has_room = copies.behind_now() < MOST_BEHIND
+        requests: list[list[LeasedSegment] | None] = []
+        for layer, chosen in enumerate(routed):
+            base = layer * core.experts
+            if all(in_slot(base + e) for e in chosen) and self.lookup_all_hits(layer, chosen) is not None:
+                requests.append(None)
+                continue
+            eids = [base + expert for expert in dict.fromkeys(chosen)]
+            self.prefetches.guard.used(eids)
+            core.lease(layer, eids)
+            self._end_lease(eids)
+            self._expect_hits(eids, in_slot)
+            for eid in eids:
+                self._admit_behind(eid, has_room=has_room)
+            copies.counts.host_computed += sum(not in_slot(eid) for eid in eids)
+            requests.append([self._computed(eid, in_slot(eid), over_link=False) for eid in eids])
+        return requests, []
 
     def release(self, lease: Lease, fence: Any) -> None:
         """End a lease, whose computation is done, or on CUDA will be at `fence`."""
@@ -127,6 +152,13 @@ class Requests:
         core, copies = self.core, self.copies
         if len(core.table[eid]) == core.blocks and eid not in copies.tickets and eid not in self.prefetches.fresh:
             self._keep_hit(eid)
+
+    def _expect_hits(self, eids: Sequence[int], in_slot: Callable[[int], bool]) -> None:
+        """Kernels have read these in their slots, where `in_slot`: the next token's requests for them alone are hits of
+        which nothing more has to be found out."""
+        for eid in eids:
+            if self.copies.hits.leases[eid] is None and in_slot(eid):
+                self.expect_hit(eid)
 
     def _keep_hit(self, eid: int) -> LeasedSegment:
         expert, copies = eid % self.core.experts, self.copies
@@ -179,11 +211,11 @@ class Requests:
         copies.counts.host_computed += len(hosted)
         return Lease(layer, eids, segments, [*segments, *hosted], hosted)
 
-    def _admit_behind(self, eid: int) -> None:
+    def _admit_behind(self, eid: int, *, has_room: bool | None = None) -> None:
         """The host has computed an expert: copy it into a slot if it is worth one, and the link is not behind."""
         core, copies = self.core, self.copies
         if not core.is_resident(eid):
-            has_room = copies.behind_now() < MOST_BEHIND
+            has_room = copies.behind_now() < MOST_BEHIND if has_room is None else has_room
             slots = core.admit_computed(eid, copies.tickets, has_room=has_room)
             if slots is not None:
                 copies.admit(copies.whole[eid], slots)
@@ -222,13 +254,13 @@ class Requests:
             self.prefetches.blame(eid, ticket)
         return LeasedSegment(eid % core.experts, segment, slots, outcome, ticket)
 
-    def _computed(self, eid: int, in_slot: bool) -> LeasedSegment:
-        """A request for an expert that kernels have read: in its slot, or over the link, also while a copy into its
-        slot was running."""
+    def _computed(self, eid: int, in_slot: bool, *, over_link: bool = True) -> LeasedSegment:
+        """A request for an expert that kernels have read: in its slot, or `over_link`, also while a copy into its slot
+        was running; or that the host has."""
         copies, outcome = self.copies, Outcome.HIT
         if not in_slot:
             outcome = copies.miss(eid)
-            copies.counts.demand_bytes += copies.store.bytes_of(eid)
+            copies.counts.demand_bytes += copies.store.bytes_of(eid) * over_link
         return LeasedSegment(eid % self.core.experts, copies.whole[eid], (), outcome, None)
 
     def _with_tops(self, requests: Sequence[LeasedSegment]) -> list[LeasedSegment]:

@@ -6,10 +6,13 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from core.errors import DeviceError
+from core.errors import DeviceError, HostError
+from core.memory.codec.fast.background import Background
 from core.memory.store import ExpertStore
 from core.runtime.batch import Batch
 from core.runtime.device_step import DeviceStep
+from core.runtime.host_join import HostJoin
+from core.runtime.joining import Joining
 from core.runtime.lead import Lead
 from core.runtime.moe_step import MoEStep
 from core.runtime.out_of_memory import shortage
@@ -49,12 +52,16 @@ class DeviceDecode:
         self._quiet = False  # nobody has asked for it by name
         self._lead = Lead()
         self._last: tuple[bool, float] | None = None  # who led the last token, and when it began
+        self._asked = "host"
+        self._joining = Joining(step.host, step.math, step.expert_cache, store)
+        self._team: Background | None = None  # whose threads compute missing experts within tokens
         self._lasting = ""  # why it can never be used with this load, once that was tried
 
     def configure(self, old: LinkSettings | None, new: LinkSettings) -> None:
         """Use it or do not, after all other parts have their settings. What it needs is allocated when it is first
         chosen."""
-        if new.decode == "host":
+        self._asked = new.decode
+        if new.decode == "host" or (self.step is not None and self._team is not self._joining.team(new.decode)):
             self.close()
         reason = "" if new.decode == "host" else self._objection()
         self._quiet, self._lead, self._last = new.decode == "auto", Lead(), None
@@ -70,6 +77,9 @@ class DeviceDecode:
     def step_for(self, batch: Batch) -> DeviceStep | None:
         """What computes a pass without the host; None where the host leads. To be asked as a pass begins."""
         step = self.step
+        if step is not None and step.join is not None and step.join.failed:
+            self.close()
+            self.reason, step = self._objection(), None
         if step is None or self.reason or self._capture.watches_routers or not step.serves(batch):
             self._last = None
             return None
@@ -139,8 +149,8 @@ class DeviceDecode:
             return "a prefetcher is on, which needs the host within a token"
         if self._host.miss is not None and self._host.miss.active:
             return "a lossy mode is on, which needs the host within a token"
-        if self._host.host is not None and self._host.host.active:
-            return "missing experts are computed in host memory (miss_placement), which a layer waits for"
+        if reason := self._joining.objection(self._asked):
+            return reason
         if self._host.transfers.pace:
             return "the link is emulated, and what kernels read would not be paced"
         if self._capture.shadows.on:
@@ -148,42 +158,58 @@ class DeviceDecode:
         return self._built() if self.step is None else ""
 
     def _built(self) -> str:
-        """Build the step, and try whether kernels compute the same out of host memory -> why not."""
+        """Build the step, and try whether kernels compute the same out of host memory, or the host does -> why not."""
         step: DeviceStep | None = None
+        join: HostJoin | None = None
+        self._team = self._joining.team(self._asked)
         try:
-            if home := self._store.device_addresses():
-                step = DeviceStep(
-                    self._math, self._expert_cache, self._host.sink, home, self._shape.top_k, self._device
-                )
-                if self._same_bits(home):
-                    self.step = step
-                    return ""
-                self._lasting = "kernels that read host memory do not compute the bits that they do out of slots"
-            else:
-                self._lasting = "not every expert is in pinned host memory"
-        except DeviceError as error:
-            self._lasting = str(error)
+            if self._team is not None:
+                join = self._joining.make(self._shape.top_k)
+            home = () if join is not None else self._store.device_addresses()
+            if join is None and not home:
+                why = "not every expert is in pinned host memory"
+                if self._joining.helps:
+                    return f"{why}, which none has to be with miss_placement host"
+                self._lasting = why
+                return why
+            step = DeviceStep(
+                self._math, self._expert_cache, self._host.sink, home, self._shape.top_k, self._device, join
+            )
+            if self._same_bits(step, home):
+                self.step = step
+                return ""
+            where = "kernels that read host memory do" if join is None else "the host's kernels do"
+            why = f"{where} not compute the bits that the GPU's do out of slots"
+        except (DeviceError, HostError) as error:
+            why = str(error)
         except Exception as error:  # any error of a compiler or driver
             if lack := shortage(error):
-                return self._unbuilt(step, f"the device has no room for {lack}")
+                return self._unbuilt(step, join, f"the device has no room for {lack}")
             what = str(error).strip().partition("\n")[0]
-            self._lasting = f"its kernels do not run here ({type(error).__name__}: {what})"
-        return self._unbuilt(step, self._lasting)
+            why = f"its kernels do not run here ({type(error).__name__}: {what})"
+        if self._team is None:
+            self._lasting = why
+        else:
+            self._joining.failed = why
+        return self._unbuilt(step, join, why)
 
-    def _unbuilt(self, step: DeviceStep | None, reason: str) -> str:
+    def _unbuilt(self, step: DeviceStep | None, join: HostJoin | None, reason: str) -> str:
         if step is not None:
             step.close()
+        elif join is not None:
+            join.close()
         return reason
 
     @torch.inference_mode()
-    def _same_bits(self, home: Sequence[int]) -> bool:
-        """Whether residents of some layer give the same out of their slots and out of host memory, of each codec."""
+    def _same_bits(self, step: DeviceStep, home: Sequence[int]) -> bool:
+        """Whether residents of some layer of each codec give the same out of their slots and out of host memory, where
+        the GPU reads them, or the host computes every second one."""
         cache, layers = self._expert_cache, range(self._shape.layers)
         ready = [[e for e, there in enumerate(cache.availability(at)[1]) if there] for at in layers]
         found = {self._math[at].codec: at for at in sorted(layers, key=lambda at: len(ready[at]))}
-        return all(self._same(at, ready[at][: self._shape.top_k], home) for at in found.values())
+        return all(self._same(step, at, ready[at][: self._shape.top_k], home) for at in found.values())
 
-    def _same(self, layer: int, some: Sequence[int], home: Sequence[int]) -> bool:
+    def _same(self, step: DeviceStep, layer: int, some: Sequence[int], home: Sequence[int]) -> bool:
         cache, experts, math = self._expert_cache, self._shape.experts, self._math[layer]
         if not some or not math.finds:
             return True
@@ -191,6 +217,22 @@ class DeviceDecode:
         x = x.to(self._device, math.codec.dtype)
         slots = [cache.core.table[layer * experts + expert][0] for expert in some]
         ids = torch.tensor(some, device=self._device)
-        table = torch.tensor(home[layer * experts : (layer + 1) * experts], dtype=torch.int64, device=self._device)
         weights = torch.ones(1, len(some), dtype=x.dtype, device=self._device)
-        return torch.equal(math.in_slots(slots, x, weights), math.by_ids(table, ids, x, weights))
+        wanted = math.in_slots(slots, x, weights)
+        if step.join is None:
+            own = home[layer * experts : (layer + 1) * experts]
+            return torch.equal(wanted, math.by_ids(_table(own, self._device), ids, x, weights))
+        if len(some) < self._shape.top_k:
+            return True
+        own = [0] * experts
+        for expert, slot in list(zip(some, slots, strict=True))[1::2]:
+            own[expert] = slot.raw.data_ptr()
+        table = _table(own, self._device)
+        with step.join.attended():
+            got = step.joined(step.join, layer, table, ids, x, weights)
+            torch.cuda.current_stream(self._device).synchronize()
+        return torch.equal(wanted, got)
+
+
+def _table(addresses: Sequence[int], device: torch.device) -> torch.Tensor:
+    return torch.tensor(addresses, dtype=torch.int64, device=device)

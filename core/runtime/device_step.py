@@ -1,13 +1,14 @@
 """The MoE layers of a decoded token without the host: the GPU finds the experts that its router chose by itself.
 
 Kernels take the router's ids and a table of addresses, which are on the device; an expert without a slot is read over
-the link, out of pinned host memory. The host launches all layers without waiting for any, and gets all of the token's
-ids in one piece at its end. Then it counts hits and misses, and admits experts by the same policies to the same cache
-(core.cache.address_table). Every product, activation and sum has the bits of `core.runtime.moe_step` on this GPU.
+the link, out of pinned host memory, or computed there by threads of the host (core.runtime.host_join). The host
+launches all layers without waiting for any, and gets all of the token's ids in one piece at its end. Then it counts
+hits and misses, and admits experts by the same policies to the same cache (core.cache.address_table). Every product,
+activation and sum has the bits of `core.runtime.moe_step` on this GPU.
 """
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 
 import torch
 
@@ -15,6 +16,8 @@ from core.cache.address_table import AddressTable
 from core.cache.expert_cache import ExpertCache
 from core.runtime.batch import Batch
 from core.runtime.expert_math import ExpertMath
+from core.runtime.host_join import HostJoin
+from core.runtime.program.gpu.rows import GpuMath
 from core.runtime.step_sink import StepSink
 
 
@@ -29,10 +32,13 @@ class DeviceStep:
         home: Sequence[int],
         top_k: int,
         device: torch.device,
+        join: HostJoin | None = None,
     ) -> None:
-        """`math` computes by kernels; `home` = where they read each expert in host memory, by eid."""
-        self._math, self._expert_cache, self._sink = math, expert_cache, sink
-        self.table = AddressTable(expert_cache, home, device)
+        """`math` computes by kernels; `home` = where they read each expert in host memory, by eid; none where the
+        host computes it there: `join`."""
+        self._math, self._expert_cache, self._sink, self.join = math, expert_cache, sink, join
+        home = home or [0] * (expert_cache.layers * expert_cache.experts)
+        self.table = AddressTable(expert_cache, home, device, hosted=join is not None)
         with torch.inference_mode(False):
             self._ids = torch.zeros(len(math), top_k, dtype=torch.int64, device=device)  # of the running token
             self._ids_on_host = torch.zeros(len(math), top_k, dtype=torch.int64).pin_memory()  # those of the last one
@@ -41,7 +47,23 @@ class DeviceStep:
         """Launch what computes one token's state [1, H] with its experts ids [1, k] -> [1, H]."""
         math, own = self._math[layer], self._ids[layer]
         own.copy_(ids[0])
+        if self.join is not None:
+            return self.joined(self.join, layer, self.table.addresses[layer], own, hidden, weights)
         return math.by_ids(self.table.addresses[layer], own, hidden, weights)
+
+    def joined(
+        self,
+        join: HostJoin,
+        layer: int,
+        table: torch.Tensor,
+        ids: torch.Tensor,
+        hidden: torch.Tensor,
+        weights: torch.Tensor,
+    ) -> torch.Tensor:
+        """Launch the same with a table [experts] of the layer in which those that the host computes have address 0."""
+        math = self._math[layer]
+        assert isinstance(math, GpuMath)
+        return math.with_host(join.mail, table, ids, layer * self._expert_cache.experts, hidden, weights)
 
     def serves(self, batch: Batch) -> bool:
         """Whether a pass can be computed like this, now: one token, and no prefetch whose layer is still to come."""
@@ -52,14 +74,15 @@ class DeviceStep:
     def token(self) -> Iterator[None]:
         """Around launching a token's pass. At its end the host waits for the token, the only time."""
         self._sink.waited(self.table.sync_table(), late=False)
-        try:
-            yield
-        except BaseException:
-            with suppress(RuntimeError):  # of a device that is lost
-                self._wait()  # layers that were launched may read any slot, and the table
-            raise
-        self._ids_on_host.copy_(self._ids, non_blocking=True)
-        self._wait()
+        with nullcontext() if self.join is None else self.join.attended(lambda took_s: self._sink.hosted(took_s, 0.0)):
+            try:
+                yield
+            except BaseException:
+                with suppress(RuntimeError):  # of a device that is lost
+                    self._wait()  # layers that were launched may read any slot, and the table
+                raise
+            self._ids_on_host.copy_(self._ids, non_blocking=True)
+            self._wait()
         routed: list[list[int]] = self._ids_on_host.tolist()
         for layer, (chosen, requests) in enumerate(zip(routed, self.table.request(routed), strict=True)):
             self._sink.layer(layer, [chosen], requests)
@@ -67,6 +90,8 @@ class DeviceStep:
     def close(self) -> None:
         """Follow the cache no longer."""
         self.table.close()
+        if self.join is not None:
+            self.join.close()
 
     def _wait(self) -> None:
         torch.cuda.current_stream(self._ids.device).synchronize()

@@ -57,8 +57,8 @@ class HostCompute:
         self._math, self._modules, self._expert_cache = math, modules, expert_cache
         self._store, self._transfers = store, transfers
         self._device = math[0].codec.device
-        self._settings = MissSettings()
-        self._kernels: Sequence[ExpertKernels] = ()  # of each layer
+        self.settings = MissSettings()
+        self.kernels: Sequence[ExpertKernels] = ()  # of each layer; of a GPU's model once `objection` has found them
         self.team: Background | None = None  # its threads; None where it has none
         self._steps: dict[tuple[ExpertKernels, int], HostSteps] = {}
         self._posted: HostSteps | None = None
@@ -76,7 +76,7 @@ class HostCompute:
     @property
     def active(self) -> bool:
         """Whether missing experts may be computed by the host."""
-        return self._settings.placement != "wait" and not self.failed
+        return self.settings.placement != "wait" and not self.failed
 
     @property
     def used(self) -> bool:
@@ -111,11 +111,11 @@ class HostCompute:
             return
         if new.placement == "auto":
             new = replace(new, placement="wait" if self.objection() or self.closeness else "measured")
-        self._settings = new
+        self.settings = new
         if new.placement != "wait" and not self.failed and (why := self.objection()):
-            self._fail(f"miss_placement {new.placement} is not used: {why}")
+            self.fail(f"miss_placement {new.placement} is not used: {why}")
         free = max(0, most_threads() + 1 - self.computing)
-        wanted = min(new.host_threads, free) if self.active and self._kernels else 0
+        wanted = min(new.host_threads, free) if self.active and self.kernels else 0
         if wanted != self.threads:
             self.close()
             self.team = Background(wanted) if wanted else None
@@ -196,8 +196,7 @@ class HostCompute:
     def computed_residents(self) -> None:
         """The computing thread has computed all that is ready; a GPU is told to."""
         if self._here and self.costs is not None and self._device.type == "cpu":
-            seconds = time.perf_counter() - self._began_s
-            self.costs.computed(seconds, self._here, beside=self._posted is not None)
+            self.costs.computed(time.perf_counter() - self._began_s, self._here, beside=self._posted is not None)
 
     def end(self, rows: Rows, hosted: Sequence[LeasedSegment]) -> tuple[float, float]:
         """Wait for the outputs of what was `hosted` and give them to `rows` -> the seconds that the host's threads
@@ -226,30 +225,30 @@ class HostCompute:
                 if self.team is not None:
                     self.team.cancel()
             except HostError as error:
-                self._lose(error)
+                self.lose(str(error))
         self._give_back()
 
     @property
     def _apart(self) -> bool:
         """Whether kernels compute for the host by themselves, not as the computing thread's product."""
-        return bool(self._kernels) and (self.team is not None or self._device.type == "cuda")
+        return bool(self.kernels) and (self.team is not None or self._device.type == "cuda")
 
     def _find_kernels(self) -> str:
         """Find the kernels for experts in host memory -> why there are none where they are needed."""
         own = [one.kernels for one in self._math if isinstance(one, FastMath)]
         if own or self._device.type == "cpu":
-            self._kernels = own
-        elif not self._kernels:
+            self.kernels = own
+        elif not self.kernels:
             try:
                 codecs = [one.codec for one in self._math]
                 made = {one: ExpertKernels(self._modules[0], on_cpu(one)) for one in {*codecs}}
-                self._kernels = [made[one] for one in codecs]
+                self.kernels = [made[one] for one in codecs]
             except ModelError as error:
                 return f"there are no kernels for its experts in host memory ({error})"
         return ""
 
     def _begin_steps(self, hosted: Sequence[LeasedSegment], hidden: torch.Tensor) -> None:
-        kernels = self._kernels[hosted[0].segment.eid // self._expert_cache.experts]
+        kernels = self.kernels[hosted[0].segment.eid // self._expert_cache.experts]
         steps = self._steps.get((kernels, len(hosted)))
         if steps is None:
             with torch.inference_mode(False):
@@ -261,7 +260,7 @@ class HostCompute:
         try:
             steps.begin(self.team, hidden, [self._borrowed[one.segment.eid] for one in hosted])
         except HostError as error:
-            self._lose(error)
+            self.lose(str(error))
             raise
 
     def _end_steps(self, steps: HostSteps) -> torch.Tensor:
@@ -269,7 +268,7 @@ class HostCompute:
         try:
             out = steps.end(self.team)
         except HostError as error:
-            self._lose(error)
+            self.lose(str(error))
             raise
         self._posted = None
         return out
@@ -287,14 +286,15 @@ class HostCompute:
             self._store.give_back(eid)
         self._borrowed.clear()
 
-    def _lose(self, error: HostError) -> None:
+    def lose(self, why: str, *more: object) -> None:
         """Threads failed: what they may still write to is kept, and nothing more is left to them."""
-        _broken.append((self.team, [*self._steps.values()], [*self._borrowed.values()]))
+        _broken.append((self.team, [*self._steps.values()], [*self._borrowed.values()], more))
         self.team, self._posted, self._steps = None, None, {}
         lend(0)
-        self._fail(str(error))
+        self.fail(why)
 
-    def _fail(self, why: str) -> None:
+    def fail(self, why: str) -> None:
+        """Leave nothing to the host any more."""
         self.failed = why
         log.warning("%s", why)
         self.say(why)

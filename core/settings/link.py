@@ -64,10 +64,11 @@ class LinkSettings:
             "is, and reads missing ones out of pinned host memory as it computes with them; the host learns at the "
             "token's end what was chosen, and caches by the same policies. graph: the same, and the whole token is one "
             "CUDA graph, where every layer's attention keeps the whole context. Both need the Triton kernels, every "
-            "expert whole in pinned host memory, no prefetcher, nothing lossy and no emulated link; where that is not "
-            "so, tokens are computed as with host, and the log says why. Prompts, and passes over several texts, "
-            "always are. auto: graph wherever it can be, in silence where it cannot. On an H100 a token of the shape "
-            "of Qwen3 30B-A3B in int4 took 6 ms as a graph and 45 ms led by the host (docs/gpu.md); "
+            "expert whole in pinned host memory (in any, where the host computes missing ones), no prefetcher, nothing "
+            "lossy and no emulated link; where that is not so, tokens are computed as with host, and the log says why. "
+            "Prompts, and passes over several texts, always are. auto: graph wherever it can be, in silence where it "
+            "cannot. On an H100 a token of the shape of Qwen3 30B-A3B in int4 took 6 ms as a graph and 45 ms led by "
+            "the host (docs/gpu.md); "
             f"`{COMMAND} accept` measures it on yours.",
             title="Decoding led by",
             name="gpu_decode",

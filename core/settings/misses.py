@@ -25,9 +25,10 @@ class MissSettings:
             "answer depends on it; of a model on a GPU in the reference arithmetic, the processor's sums have another "
             "order, and states are rounded to 8 bits where weights are: EXACT UP TO ROUNDING, two processors. An "
             "expert that the host computed may be copied into a slot afterwards, if the cache policy ranks it above "
-            "another and the link is not behind. Several rows at a time, of prompts, batches and guesses, wait, except "
-            "on a CPU in the fast arithmetic with every expert in host memory. auto: measured, where this load can and "
-            "no bit of an answer depends on it; else wait.",
+            "another and the link is not behind. Within tokens that a GPU leads (gpu_decode) the host computes "
+            "misses in the fast arithmetic, with host alone. Several rows at a time, of prompts, batches and guesses, "
+            "wait, except on a CPU in the fast arithmetic with every expert in host memory. auto: measured, where this "
+            "load can and no bit of an answer depends on it; else wait.",
             title="Where misses are computed",
             name="miss_placement",
         ),

@@ -249,6 +249,7 @@ def test_figures_that_stand_out_have_causes_and_good_ones_none() -> None:
         "rows": {"mm_9_differs": 0, "beside_others": "the same bits"},
         "fast": {"verdict": {"all": "fast 1.30 times as fast as the reference"}},
         "decode": {"by_budget": {"15%": {"host": [host, host], "graph": graph, "not_captured": ""}}},
+        "joined": {"by_budget": {"15%": {"graph": host, "graph_joined": graph}}},
     }
     wrong: dict[str, tuple[dict[str, Any], str]] = {
         "doctor": ({"gpus": [{"pcie": {**pcie, "width": 8}}]}, "x8 of x16"),
@@ -260,6 +261,7 @@ def test_figures_that_stand_out_have_causes_and_good_ones_none() -> None:
         "rows": ({"mm_9_differs": 3}, "mm_9_differs"),
         "fast": ({"verdict": {"prompt_64": "fast 0.40 times as fast as the reference"}}, "prompt_64: fast 0.40"),
         "decode": ({"by_budget": {"15%": {"host": host, "graph": [{"ms": 40.0}]}}}, "graph 40.0, host 30.0"),
+        "joined": ({"by_budget": {"15%": {"graph": graph, "graph_joined": host}}}, "30.0, over the link 9.0 ms"),
     }
 
     def checks(**changed: dict[str, Any]) -> list[dict[str, Any]]:

@@ -221,6 +221,61 @@ def test_a_link_that_is_behind_admits_no_more() -> None:
     link(cache).pace = Pace(0.0, 0.0)
 
 
+def test_of_a_whole_token_that_the_host_took_part_in_each_miss_is_copied_once() -> None:
+    """As layer by layer: the same requests, and the same experts afterwards."""
+    routed = [[1, 2], [0, 3], *[[4, 5]] * (LAYERS - 2)]
+    caches = [build(2 * LAYERS) for _ in range(2)]
+    for cache, whole in zip(caches, (False, True), strict=True):
+        if whole:
+            requests, submitted = cache.requests.replay_hosted(routed, lambda eid: False)
+            assert submitted == [] and [len(of or ()) for of in requests] == [2] * LAYERS
+        for layer, chosen in enumerate([] if whole else routed):
+            lease = cache.acquire(layer, chosen, everything)
+            cache.release(lease)
+            settled(cache)
+        assert cache.counts.host_computed == cache.counts.host_admitted == 2 * LAYERS
+        assert cache.counts.demand_bytes == 0
+        assert cache.counts.admitted_bytes == 2 * LAYERS * cache.copies.expert_bytes
+        settled(cache)
+        cache.check_integrity()
+    assert [residents(caches[0], layer) for layer in range(LAYERS)] == [
+        residents(caches[1], layer) for layer in range(LAYERS)
+    ]
+    requests, _ = caches[1].requests.replay_hosted(routed, lambda eid: True)
+    assert all(of is not None and [one.outcome for one in of] == [Outcome.HIT] * 2 for of in requests)
+    assert caches[1].counts.host_computed == 2 * LAYERS
+
+
+@pytest.mark.parametrize("hosted", [False, True])
+def test_what_was_in_a_slot_is_looked_up_by_the_next_token(hosted: bool) -> None:
+    cache = build(2 * LAYERS)
+    replay = cache.requests.replay_hosted if hosted else cache.requests.replay
+    replay([[1, 2]] * LAYERS, lambda eid: False)
+    settled(cache)
+    for eid in [*cache.copies.tickets]:
+        cache.copies.pending(eid)
+    first, _ = replay([[1, 2]] * LAYERS, lambda eid: True)
+    again, _ = replay([[2, 1]] * LAYERS, lambda eid: True)
+    assert None not in first and again == [None] * LAYERS
+    replay([[1, 5]], lambda eid: eid == 1)  # 5 takes the slot of 2
+    settled(cache)
+    requests, _ = replay([[2, 5], [1, 2]], lambda eid: True)  # as they were when that token began
+    assert requests[0] is not None and requests[1] is None
+    assert [one.outcome for one in requests[0]] == [Outcome.HIT] * 2
+    cache.check_integrity()
+
+
+def test_while_the_copies_of_earlier_tokens_are_behind_none_is_added() -> None:
+    cache = build(EXPERTS * LAYERS)
+    link(cache).pace = Pace(1e-9, 0.0)  # nothing lands
+    cache.requests.replay_hosted([[*range(EXPERTS)]], lambda eid: False)
+    first = cache.counts.host_admitted
+    assert first == EXPERTS > MOST_BEHIND
+    cache.requests.replay_hosted([[], [*range(EXPERTS)]], lambda eid: False)
+    assert cache.counts.host_admitted == first and cache.counts.host_computed == 2 * EXPERTS
+    link(cache).pace = Pace(0.0, 0.0)
+
+
 def test_a_newcomer_that_the_policy_ranks_lowest_gets_no_slot() -> None:
     cache = build(2 * LAYERS, eviction="lfu")
     for _ in range(3):

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from bench.accept import arithmetic, decode, engines, launches, link, parts, runner
+from bench.accept import arithmetic, decode, engines, joined, launches, link, parts, runner
 from bench.accept.drawn import OLMOE, QWEN, Subject, subject
 from bench.accept.report import NO_TIME
 from core.cache.address_table import AddressTable
@@ -213,6 +213,11 @@ def test_the_fast_arithmetic(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
 @pytest.mark.long(0.1)
 def test_without_kernels_the_gpu_leads_no_token(toy: Subject) -> None:
     assert "Triton kernels do not run here" in decode.led_by_the_gpu(toy)["left_out"]
+
+
+@pytest.mark.long(0.1)
+def test_without_kernels_the_host_joins_no_token(toy: Subject) -> None:
+    assert "the GPU is not a real one" in joined.joined_by_the_host(toy)["left_out"]
 
 
 @pytest.mark.long(0.1)

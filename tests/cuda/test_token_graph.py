@@ -153,7 +153,7 @@ def captures_a_number(patch: pytest.MonkeyPatch) -> None:
 
 def no_room(patch: pytest.MonkeyPatch) -> None:
     real = TokenGraphs.__init__
-    patch.setattr(TokenGraphs, "__init__", lambda self, *args: real(self, *args[:-1], lambda: False))
+    patch.setattr(TokenGraphs, "__init__", lambda self, *args: real(self, *args[:3], lambda: False, *args[4:]))
 
 
 @pytest.fixture(scope="module")

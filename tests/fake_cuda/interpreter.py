@@ -3,6 +3,7 @@ memory, which is the fake GPU's. What kernels are told the addresses of is noted
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -22,11 +23,12 @@ class Interpreter:
     def __init__(self, fake: FakeCuda) -> None:
         self._fake = fake
         self.launches = 0
+        self.after = dict[str, Callable[[Mapping[str, Any]], None]]()  # by the name of a kernel: gets its arguments
 
     def __call__(self, kernel: Any, constants: Mapping[str, Any]) -> Launch:
         return Launch(self, kernel, constants)
 
-    def launch(self, call: Callable[..., object], given: Mapping[str, Any]) -> None:
+    def launch(self, name: str, call: Callable[..., object], given: Mapping[str, Any]) -> None:
         """Compute now, and at every replay of a graph that is captured."""
 
         def launched() -> None:
@@ -35,10 +37,13 @@ class Interpreter:
                 told = given
                 if isinstance(table := given.get(TABLE), torch.Tensor):  # pinned memory is where the host has it
                     told = {**given, TABLE: torch.where(table >= MAPPED, table - MAPPED, table)}
+                told = {name: one - MAPPED if _is_mapped(one) else one for name, one in told.items()}
                 for address in _addresses(told):
                     if (region := self._fake.races.region(address)) is not None:
                         self._fake.races.by_stream(region, writes=False, what="kernel")
                 call(*told.values())
+                if (after := self.after.get(name)) is not None:
+                    after(told)
 
         self.launches += 1
         launched()
@@ -58,9 +63,14 @@ class Launch:
             on_device = self._interpreter._fake.tensors.on_device
             assert all(on_device(one) for one in given if isinstance(one, torch.Tensor)), "a kernel got host memory"
             named = dict(zip(self._names, given, strict=True))
-            self._interpreter.launch(lambda *args: self._kernel[programs](*args, **self._constants), named)
+            call = functools.partial(self._kernel[programs], **self._constants)
+            self._interpreter.launch(self._kernel.__name__, call, named)
 
         return start
+
+
+def _is_mapped(one: object) -> bool:
+    return isinstance(one, int) and one >= MAPPED
 
 
 def _addresses(given: Mapping[str, Any]) -> Iterator[int]:

@@ -34,3 +34,13 @@ def test_whole_models(arch: str, monkeypatch: pytest.MonkeyPatch) -> None:
     launcher_for(torch.device("cuda"))
     differ = programs.compared(arch, programs.CUTS, nullcontext)
     assert not {case: count for case, count in differ.items() if count}
+
+
+@pytest.mark.parametrize("decode", ["device", "graph"])
+@pytest.mark.parametrize("placement", ["wait", "host"])
+def test_tokens_that_the_gpu_leads(decode: str, placement: str) -> None:
+    """Missing experts are read over the link, or computed by the host within the token."""
+    launcher_for(torch.device("cuda"))
+    settings = {"gpu_decode": decode, "miss_placement": placement}
+    differ = programs.compared("qwen3_moe", programs.LAST, nullcontext, settings, num_experts=8)
+    assert not {case: count for case, count in differ.items() if count}

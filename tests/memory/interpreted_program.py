@@ -116,7 +116,7 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {  # what is changed o
 
 
 @contextmanager
-def emulated() -> Iterator[None]:
+def emulated() -> Iterator[FakeCuda]:
     """The emulated GPU, with the interpreter in the place of its kernels, and short trials at a load."""
     with installed(FakeCuda()) as fake, pytest.MonkeyPatch.context() as patch:
         interpreter = Interpreter(fake)
@@ -125,7 +125,7 @@ def emulated() -> Iterator[None]:
         patch.setattr("core.engine.pass_wiring.PREFILL_CHUNK", 2)
         patch.setattr("core.engine.program_trial.TRIED", 3)
         few_are_tiled(patch)
-        yield
+        yield fake
     assert interpreter.launches and not fake.races.found, fake.races.found[:3]
 
 
@@ -136,7 +136,7 @@ def few_are_tiled(patch: pytest.MonkeyPatch) -> None:
 
 
 WAYS = {"glm4_moe_lite": "as a graph", "qwen3_next": "by ids"}  # of OTHERWISE, of kinds that are not Qwen3-MoE's
-Gpu = Callable[[], AbstractContextManager[None]]
+Gpu = Callable[[], AbstractContextManager[object]]
 
 
 def found(which: str) -> dict[str, int]:

@@ -64,6 +64,7 @@ SOME = (
     "interpreted_fast",
     "interpreted_layer",
     "interpreted_mixers",
+    "interpreted_join",
 )
 
 
@@ -170,6 +171,39 @@ def test_the_same_for_every_kind_of_layer_and_odd_numbers() -> None:
     layers, mixers = interpreted("interpreted_layer:all", "interpreted_mixers:all")
     assert len(layers) > 80 and len(mixers) > 60
     assert not {case: count for case, count in (layers | mixers).items() if count}
+
+
+# -- experts that the host computes within what the GPU does -----------------------------------------------------------
+
+SILENT = "the GPU waited 0.2 seconds for what it was to compute"
+
+
+def test_the_host_joins_what_it_computes_in_a_layer(some: dict[str, Any]) -> None:
+    """The bits of layers with every expert in a slot; a host that never answers is an error; nothing races, and planted
+    faults are found."""
+    told = some["interpreted_join"]
+    assert told["bits"] == 0 and SILENT in told["says nothing"] and not told["says nothing: stuck"]
+    races = {case: count for case, count in told.items() if case.startswith("races, ")}
+    assert len(races) == 4 and [case for case, count in races.items() if not count] == ["races, none"]
+
+
+@pytest.mark.long(0.7)
+def test_threads_that_end_or_never_do() -> None:
+    """Before a layer or within one; what they might still write to is kept then. An error between two layers does no
+    harm to the next ones. Every pattern of missing experts has the bits of none, of codes and of plain numbers."""
+    (told,) = interpreted("interpreted_join:all")
+    assert told["bits"] == told["codes"] == told["broken off"] == 0
+    assert "it has ended" in told["never begins"] and told["never begins: stuck"]
+    assert SILENT in told["ends at once"] and not told["ends at once: stuck"]
+    assert "it did not end within 0.2 seconds" in told["is stuck"] and told["is stuck: stuck"]
+
+
+@pytest.mark.long(2)
+def test_tokens_that_the_host_joins() -> None:
+    """Of a whole model: the bits and counters, as a graph, too; stopped and broken off within a token, unloaded after
+    that; settings that change; a silent host; experts that are not pinned."""
+    (left,) = interpreted("interpreted_join_engine")
+    assert left > 0
 
 
 # -- whole models on the emulated GPU ----------------------------------------------------------------------------------

@@ -17,6 +17,7 @@ from core.memory.codec.kernels.check import SHAPE, variants
 from core.runtime.program.gpu import check, check_layer
 from core.runtime.program.gpu.check import (
     CODED,
+    HOSTED,
     KINDS,
     OTHERS,
     TARGETS,
@@ -24,6 +25,7 @@ from core.runtime.program.gpu.check import (
     Figures,
     figures,
     has_tiles,
+    hosted,
     kernels,
     longest_loop,
 )
@@ -92,7 +94,7 @@ def wrong_of_layer(name: str, found: Figures) -> list[str]:
 def test_what_was_compiled_is_within_the_limits(target: str) -> None:
     found = FOUND["kernels"][target]
     kinds = {name: (*KINDS, *TILED) if has_tiles(name, int(target[3:])) else KINDS for name in CODED}
-    layer = names_of_layer(int(target[3:]))
+    layer = (*names_of_layer(int(target[3:])), *HOSTED)
     assert set(found) == {f"{name} {kind}" for name in CODED for kind in kinds[name]} | {*layer}
     assert not [name for name in layer if wrong_of_layer(name, found[name])]
     faults = {
@@ -163,6 +165,34 @@ def test_the_references_product_is_compiled_as_its_tile_sizes_say(
     got, tile = figures(made), coded(4, SHAPE[1] // 8)
     assert not got["spills"] and not got["stack"] and got["loop_loads"]["128"] == tile.outputs * tile.across // 128  # type: ignore[index]
     assert 4 < got["loop"] / (tile.outputs * tile.across * 8 / (32 * tile.warps)) < 6 and got["loop_barriers"] == 10  # type: ignore[operator]
+
+
+def ordered(ptx: str) -> list[str]:
+    """What touches memory that others see, and what orders it, in the order of the program."""
+    kinds = r"ld\.acquire\.sys|st\.release\.sys|fence\.acq_rel\.sys|bar\.sync|ld\.global|st\.global|globaltimer"
+    return re.findall(kinds, ptx)
+
+
+@pytest.mark.parametrize("capability", layered(list(TARGETS), quick=lambda capability: capability == 75, minutes=0.1))
+def test_what_the_gpu_and_the_host_tell_each_other_is_ordered(
+    capability: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The flag is released at system scope, after a fence of each thread and a barrier of all, behind every store that
+    the host reads; and it is acquired at system scope before anything that the host has written is read."""
+    pytest.importorskip("triton", reason="the package triton is not installed")
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+    made = dict(hosted(capability))
+    assert {*made} == {*HOSTED}
+    for name, one in made.items():
+        assert not wrong_of_layer(name, figures(one)), name
+    tells = ordered(made["publish"].asm["ptx"])
+    at = tells.index("fence.acq_rel.sys")
+    assert tells[at : at + 3] == ["fence.acq_rel.sys", "bar.sync", "st.release.sys"]
+    assert tells[:at].count("st.global") > 16 and tells[at + 3 :] == ["st.global"]  # the latter on the device
+    waits = ordered(made["join"].asm["ptx"])
+    first, last = waits.index("ld.acquire.sys"), len(waits) - 1 - waits[::-1].index("ld.acquire.sys")
+    assert waits[:first].count("ld.global") == 3 and waits[last:].count("ld.global") > 3
+    assert "globaltimer" in waits and not {"bar.sync", "fence.acq_rel.sys"} & {*waits}  # no thread waits for another
 
 
 def test_the_longest_innermost_loop_is_found() -> None:

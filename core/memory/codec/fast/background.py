@@ -8,19 +8,22 @@ import ctypes
 import os
 import threading
 import time
+from collections.abc import Callable
 
 from core.errors import HostError
 from core.memory.codec.fast import background_code as code
 from core.memory.codec.fast.steps import Steps
 from core.memory.codec.native.team_code import FIELDS, GIVE_UP, LINE
 from core.memory.codec.native.team_code import functions as team_functions
-from core.memory.codec.native.threads import PATIENCE, Team, acquire_team, give_up, shared_by
+from core.memory.codec.native.threads import PATIENCE, Team, acquire_team, give_up, shared_by, ticks
 from core.system.native.compile import address
 from core.system.native.contention import watch
 
 TIMEOUT_S = 20.0  # many times as long as any layer takes
 TURN = 4 * PATIENCE  # ticks of a wait, after which the time is looked at
 REST_S = 2e-5  # between two looks of a thread that takes no part
+AT_ONCE = 100  # looks before it rests where what it waits for takes about a microsecond
+ATTENDING = 128  # times PATIENCE that threads spin between the steps of one token, rather than sleep
 CROWDED = PATIENCE // 20  # ... that a thread spins where there are fewer processors than threads that compute
 
 
@@ -43,13 +46,13 @@ class Background:
         self._at = -(-ctypes.addressof(self._memory) // LINE) * LINE
         self._state = ctypes.c_int64.from_address(self._at + code.STATE)
         self._number = {name: ctypes.c_int64.from_address(self._at + code.place(name)) for name in code.NAMES}
-        self._number["sequence"].value = address(team["sequence"])
+        self._sequence = address(team["sequence"])
         self._number["drain"].value = address(team["drain"])
         ctypes.c_int64.from_address(self._at + GIVE_UP).value = give_up()
         team["clock"](self._at + code.place("began"))
         self._born = time.perf_counter(), self._number["began"].value
         self._posted: Steps | None = None
-        self._posted_s = 0.0
+        self._posted_s, self._spent = 0.0, 0
         self.took_s = self.late_s = 0.0
         """How long the last run took from its begin on, and how long after it was posted that was; 0 where the posting
         thread computed it alone."""
@@ -65,12 +68,36 @@ class Background:
         assert self._posted is None, "what was posted before is still computed"
         self._require_leader()
         helpers = 0 if watch.contended else self.threads - 1
-        self._number["team"].value = self._team.begin_steps(max(1, helpers), helpers)
-        self._number["stop"].value, self._number["steps"].value, self._number["count"].value = steps.all
         self._posted, self._posted_s = steps, time.perf_counter()
-        self._post(self._at)
-        if not self._called.is_set():
-            self._called.set()
+        self._hand_over(helpers, self._sequence, *steps.all)
+
+    def attend(self, function: int, until: int, plan: int) -> None:
+        """Have the threads call a native function(team, until, plan, 0), and return once they have begun. It computes
+        steps now and then, until it is told to end by what is at the address `until`; then call `dismissed`. Raises
+        HostError where they do not begin in time: it may then still begin, and nothing more can be posted."""
+        assert self._posted is None, "what was posted before is still computed"
+        self._require_leader()
+        self._team.patience, self._spent = ATTENDING * PATIENCE, self._team.spent.value
+        self._hand_over(0 if watch.contended else self.threads - 1, function, until, plan, 0)
+        if self._state.value == code.POSTED:
+            try:
+                self._await(lambda: self._state.value != code.POSTED, "begin")
+            except HostError:
+                self._recall(self._at)
+                raise
+
+    def dismissed(self) -> float:
+        """Return when the function of `attend` has ended -> the seconds that its steps took. Raises HostError where it
+        does not in time: what it writes to must then be kept, and nothing more can be posted."""
+        self._team.patience = PATIENCE
+        self._recall(self._at)
+        if self._state.value not in (code.DONE, code.RECALLED):
+            for _ in range(AT_ONCE):
+                if self._state.value == code.DONE:
+                    break
+            else:
+                self._await(lambda: self._state.value == code.DONE, "end")
+        return (self._team.spent.value - self._spent) * ticks().tick_s()
 
     def join(self) -> None:
         """Return when the steps are computed. Raises HostError where they are not in time: what they write to must
@@ -113,18 +140,32 @@ class Background:
         self._team.close()
         self._leader.join(TIMEOUT_S)
 
+    def _hand_over(self, helpers: int, function: int, stop: int, steps: int, count: int) -> None:
+        """Have the leader call function(team, stop, steps, count)."""
+        number = self._number
+        number["team"].value = self._team.begin_steps(max(1, helpers), helpers)
+        number["sequence"].value, number["stop"].value = function, stop
+        number["steps"].value, number["count"].value = steps, count
+        self._post(self._at)
+        if not self._called.is_set():
+            self._called.set()
+
     def _wait(self, turn: int = TURN) -> None:
+        """Until what was posted is done; with a `turn`, taking part."""
+        self._await(lambda: self._state.value == code.DONE, "finish", turn)
+
+    def _await(self, over: Callable[[], bool], what: str, turn: int = 0) -> None:
         until_s = time.monotonic() + TIMEOUT_S
-        while self._state.value != code.DONE:
+        while not over():
             if turn:
                 self._assist(self._at, turn)
             else:
                 time.sleep(REST_S)
-            if self._state.value == code.DONE:
+            if over():
                 return
             self._require_leader()
             if time.monotonic() > until_s:
-                self._died = f"it did not finish within {TIMEOUT_S:g} seconds"
+                self._died = f"it did not {what} within {TIMEOUT_S:g} seconds"
                 self._require_leader()
 
     def _require_leader(self) -> None:

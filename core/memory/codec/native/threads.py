@@ -39,6 +39,7 @@ class Team:
         ctypes.c_int64.from_address(self._job_at + GIVE_UP).value = give_up()
         self.spent = ctypes.c_int64.from_address(self._job_at + SPENT)
         """Ticks that its callers' steps have taken."""
+        self.patience = PATIENCE  # ticks after which helpers sleep
         self._pack = FORM.pack_into
         self._memory: dict[object, tuple[int, int, object]] = {}  # address, bytes, owning object
         self._helpers: list[threading.Event] = []
@@ -93,7 +94,7 @@ class Team:
             called.clear()  # before it helps: a call that comes while it gives up is not lost
             if self._closing:
                 return
-            self._help(self._job_at, PATIENCE)
+            self._help(self._job_at, self.patience)
 
     def release(self) -> None:
         self._lock.release()

@@ -26,7 +26,8 @@ from core.memory.codec.kernels.build import compiled
 from core.memory.codec.matrix import matrix
 from core.runtime.program.gate import Gate
 from core.runtime.program.gpu import check_layer
-from core.runtime.program.gpu.experts import GpuExperts, Where
+from core.runtime.program.gpu.experts import GpuExperts, Mail, Where
+from core.runtime.program.gpu.mailbox import mailbox
 from core.runtime.program.gpu.recorder import META, Recorder, meta
 
 TARGETS = (75, 80, 86, 89, 90, 100, 120)
@@ -34,6 +35,8 @@ HIDDEN, INNER, CHOSEN = 2048, 768, 8
 KINDS = ("up", "down", "up of several", "down of several")
 TILED = ("up in tiles", "down in tiles")  # of codes, where the compiler has tensor cores multiply them
 OTHERS = ("combine", "prepare for up", "prepare for down")
+HOSTED = ("publish", "join")  # of what the host takes part in
+EXPERTS, WAIT_NS = 128, 10**9
 CODED = ("checkpoint", "int8", "int4-g64", "mxfp4", "int3", "q3_k", "iq2_s", "q5_k", "q6_k")  # of each kind of code
 Figures = dict[str, int | dict[str, int]]
 
@@ -42,16 +45,7 @@ def kernels(
     name: str, dtype: torch.dtype, capability: int, kinds: Sequence[str] = (*KINDS, *TILED, *OTHERS)
 ) -> Iterator[tuple[str, Any]]:
     """(kind, compiled kernel) of experts in a format, as they are launched for one token, for several and for many."""
-    specs = {
-        "gate_up_proj": PartSpec((2 * INNER, HIDDEN), dtype),
-        "down_proj": PartSpec((HIDDEN, INNER), dtype),
-    }
-    stored = Numbers(dtype, torch.float16, torch.bfloat16)
-    codec = make_codec(name, specs=specs, dtype=dtype, device=META, stored=stored)
-    assert isinstance(codec, Base)
-    recorder = Recorder()
-    experts = GpuExperts(matrix(codec, "gate_up_proj"), matrix(codec, "down_proj"), Gate(INNER), recorder)
-
+    recorder, experts = _recorded(name, dtype)
     x = meta(dtype, 1, HIDDEN)
     experts.token(Where(tuple(64 * i for i in range(1, CHOSEN + 1))), x, meta(torch.float32, CHOSEN))
     ids, pairs = meta(torch.int64, CHOSEN), meta(torch.int64, 1, CHOSEN)
@@ -75,6 +69,30 @@ def kernels(
 def has_tiles(name: str, capability: int) -> bool:
     """Whether a format's products are multiplied in tiles on a GPU."""
     return not FORMATS[name].is_plain and divmod(capability, 10) >= SINCE
+
+
+def hosted(capability: int) -> Iterator[tuple[str, Any]]:
+    """(kind, compiled kernel) of what tells the host of missing experts, and joins what it has computed."""
+    recorder, experts = _recorded("int4-g64", torch.bfloat16)
+    mail = Mail(mailbox(CHOSEN, HIDDEN), 1 << 40, meta(torch.int64, 3), WAIT_NS)
+    ids, x = meta(torch.int64, CHOSEN), meta(torch.float32, 1, HIDDEN)
+    experts.with_host(mail, meta(torch.int64, EXPERTS), ids, EXPERTS, x, meta(torch.float32, CHOSEN))
+    for kernel, constants, given in recorder.launched:
+        if (kind := kernel.__name__[1:]) in HOSTED:
+            yield kind, compiled(kernel, constants, given, capability)
+
+
+def _recorded(name: str, dtype: torch.dtype) -> tuple[Recorder, GpuExperts]:
+    """Experts in a format, and what is launched for them."""
+    specs = {
+        "gate_up_proj": PartSpec((2 * INNER, HIDDEN), dtype),
+        "down_proj": PartSpec((HIDDEN, INNER), dtype),
+    }
+    stored = Numbers(dtype, torch.float16, torch.bfloat16)
+    codec = make_codec(name, specs=specs, dtype=dtype, device=META, stored=stored)
+    assert isinstance(codec, Base)
+    recorder = Recorder()
+    return recorder, GpuExperts(matrix(codec, "gate_up_proj"), matrix(codec, "down_proj"), Gate(INNER), recorder)
 
 
 def figures(made: Any) -> Figures:
@@ -147,6 +165,7 @@ def every(capabilities: Sequence[int], formats: Sequence[str] = CODED) -> dict[s
             for kind, made in kernels(name, torch.bfloat16, capability, (*KINDS, *TILED)):
                 each[f"{name} {kind}"] = figures(made)
         each |= {name: figures(made) for name, made in check_layer.kernels(capability)}
+        each |= {name: figures(made) for name, made in hosted(capability)}
     return found
 
 

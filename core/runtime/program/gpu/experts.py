@@ -2,7 +2,8 @@
 waits for the host.
 
 A token takes four launches: its state is prepared, first products and activation of all its experts, hidden states are
-prepared, second products and their weighted sum. Several tokens take five: the sum is a launch of its own.
+prepared, second products and their weighted sum. Several tokens take five: the sum is a launch of its own. A token that
+the host takes part in takes six: it is told first, and waited for before the sum.
 """
 
 from collections.abc import Sequence
@@ -14,6 +15,7 @@ from core.memory.codec.fast.gpu.launch import MANY_REGISTERS, OPTIONS, GpuProduc
 from core.memory.codec.kernels.products import BY_IDS, LANES, LANES_MOST, ByTriton, Launcher, Starter
 from core.memory.codec.matrix import Matrix
 from core.runtime.program.gate import Gate
+from core.runtime.program.gpu.mailbox import Mailbox
 
 WIDTH = 256  # numbers of a state that a program sums up
 
@@ -27,14 +29,24 @@ class Where(NamedTuple):
     ids: torch.Tensor | None = None
 
 
+class Mail(NamedTuple):
+    """What a GPU and the host tell each other: where, as kernels have the address, the counts on the device [3] int64
+    (core.runtime.program.gpu.hosted), and nanoseconds after which a kernel does not wait any longer."""
+
+    form: Mailbox
+    address: int
+    state: torch.Tensor
+    limit_ns: int
+
+
 class GpuExperts:
     """What the layers of a model share. `up` has gates and ups, as `gate` says. Raises ImportError."""
 
     def __init__(self, up: Matrix, down: Matrix, gate: Gate, launcher: Launcher = ByTriton) -> None:
-        from core.runtime.program.gpu import combine
+        from core.runtime.program.gpu import combine, hosted
         from core.runtime.program.gpu.gate import gated
 
-        self._kernels = combine
+        self._kernels, self._hosted = combine, hosted
         self.up = GpuProducts(up, launcher, join=gated, spec=gate)
         self.down = GpuProducts(down, launcher)
         self._launcher, self._starters = launcher, dict[object, Starter]()
@@ -51,6 +63,22 @@ class GpuExperts:
             bases, lanes = where.table, BY_IDS
         start = self._down(chosen, lanes)
         start[self.down.programs, 1](acts, out, bases, where.ids, weights, acts.stride(0) * acts.itemsize)
+        return out
+
+    def with_host(
+        self, mail: Mail, table: torch.Tensor, ids: torch.Tensor, first: int, x: torch.Tensor, weights: torch.Tensor
+    ) -> torch.Tensor:
+        """As `token`, where the host computes the experts `ids` [chosen] whose address in the `table` is 0. `first`:
+        the number of the layer's first expert in the whole model."""
+        chosen, out = len(weights), torch.empty_like(x)
+        rows = torch.empty(chosen, dtype=torch.int64, device=x.device)
+        constants = {"M": mail.form, "LANES": 1 << (chosen - 1).bit_length(), "BLOCK": 2 * WIDTH}
+        publish = self._start(self._hosted.publish, mail.form, {**constants, **OPTIONS, "num_warps": 4})
+        publish[1, 1](x, table, ids, rows, mail.state, mail.address, first)
+        outputs = self.down.by_ids(table, ids, self.up.by_ids(table, ids, x))
+        constants = {"M": mail.form, "BLOCK": WIDTH, "LIMIT": mail.limit_ns, **OPTIONS}
+        join = self._start(self._hosted.join, (*mail.form, mail.limit_ns), constants)
+        join[-(-x.shape[1] // WIDTH), 1](outputs, rows, weights, mail.state, mail.address, out)
         return out
 
     def tokens(

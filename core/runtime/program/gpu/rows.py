@@ -23,7 +23,7 @@ from core.runtime.expert_math import ExpertMath, Tap
 from core.runtime.product import Product, resident_first
 from core.runtime.program.experts import gate_of
 from core.runtime.program.few import in_order
-from core.runtime.program.gpu.experts import GpuExperts, Where
+from core.runtime.program.gpu.experts import GpuExperts, Mail, Where
 from core.runtime.rows import NOTHING, Routed
 
 TILED = 8  # rows of an expert, in the mean of those chosen, from which tensor cores multiply: a quarter of a tile
@@ -47,6 +47,18 @@ class GpuMath(ExpertMath):
         self, table: torch.Tensor, ids: torch.Tensor, hidden: torch.Tensor, weights: torch.Tensor
     ) -> torch.Tensor:
         return self.gpu.token(Where(table=table, ids=ids), hidden, weights[0].float())
+
+    def with_host(
+        self,
+        mail: Mail,
+        table: torch.Tensor,
+        ids: torch.Tensor,
+        first: int,
+        hidden: torch.Tensor,
+        weights: torch.Tensor,
+    ) -> torch.Tensor:
+        """As `by_ids`, where the host computes what has no address."""
+        return self.gpu.with_host(mail, table, ids, first, hidden.contiguous(), weights[0].float())
 
     def in_slots(self, slots: Sequence[Slot], hidden: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
         where = Where(tuple([slot.raw.data_ptr() for slot in slots]))

@@ -79,7 +79,8 @@ def _product(
 
     Without `ends`, expert g has the row p = g, number g of x. With them, expert g has the rows from ends[g] to
     ends[g + 1], TOGETHER of them at once: row p is number index[p] of x. Rows of x are `stride` bytes apart. `bases`,
-    `ids`, LANES: as in gemv.py.
+    `ids`, LANES: as in gemv.py. Of an expert that the device finds by its number and whose address is 0, nothing is
+    computed.
     """
     X: tl.constexpr = x.dtype.element_ty
     N: tl.constexpr = F.outputs if JOIN is None else F.outputs // 2
@@ -87,6 +88,9 @@ def _product(
     APART: tl.constexpr = 0 if JOIN is None else (1 if SPEC.interleaved else N)
     group = tl.program_id(1).to(tl.int64)
     slot, begin = address(bases, ids, LANES), x.to(tl.int64)
+    if LANES == 0:
+        if slot == 0:
+            return
     start = tl.program_id(0) * D * F.across
     row = numbered(start, APART, F, N - 1)
     n = (start + tl.arange(0, D) * F.across)[:, None, None] + tl.arange(0, F.across)[None, None, :]

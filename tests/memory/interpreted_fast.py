@@ -21,7 +21,7 @@ from core.runtime.program.row_steps import RowSteps
 from core.system.native.compile import supported
 from tests.kernel_cases import CODED, gate, interleaved
 from tests.memory.fast import product_oracle
-from tests.memory.fast.test_canonical import PLAIN, case, inputs_of, rows
+from tests.memory.fast.cases import GATES, PLAIN, case, inputs_of, rows
 
 UNHURRIED = settings(derandomize=True, database=None, deadline=None, suppress_health_check=list(HealthCheck))
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
@@ -202,13 +202,6 @@ def expert(
         got = experts.tokens(groups, x, pairs.view(tokens, chosen), weights, tiled)
         differ[what] = differing(got, torch.cat(wanted))
     return differ
-
-
-GATES = {
-    "silu": Gate(1),
-    "gelu": Gate(1, "gelu_tanh"),
-    "oss": Gate(1, interleaved=True, slope=1.702, limit=7.0, shift=1.0),
-}
 
 
 def activation(spec: Gate) -> int:

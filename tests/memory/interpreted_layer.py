@@ -20,8 +20,7 @@ from core.runtime.program.rms import Norm
 from core.runtime.program.rotate import Rotate
 from core.runtime.program.route import Route
 from tests.memory.fast import product_oracle
-from tests.memory.fast.test_canonical import case, rows
-from tests.memory.interpreted_fast import GATES
+from tests.memory.fast.cases import GATES, case, rows
 from tests.runtime.program.calls import drawn
 
 BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32

@@ -23,7 +23,7 @@ from core.runtime.program.latent import Latent
 from core.runtime.program.rms import Norm
 from tests.kernel_cases import CODED
 from tests.memory import interpreted_layer as layers
-from tests.memory.fast.test_canonical import case
+from tests.memory.fast.cases import case
 from tests.memory.interpreted_layer import BF16, FP16, FP32, differing
 from tests.runtime.program.calls import drawn
 

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from core.memory.codec import FORMATS as DEFINED
-from core.memory.codec import ExpertParts, Numbers, PartSpec, in_blocks, make_codec
+from core.memory.codec import ExpertParts, PartSpec, in_blocks
 from core.memory.codec.base import Base
 from core.memory.codec.fast import choice
 from core.memory.codec.fast.choice import Timed
@@ -23,11 +23,10 @@ from core.memory.codec.native.threads import share, shared_by
 from core.system.native.compile import supported
 from tests.kernel_cases import CODED, FEW
 from tests.memory.fast import product_oracle
+from tests.memory.fast.cases import PLAIN, case, inputs_of, rows
 from tests.selection import examples, layered
 
-PLAIN = ("bfloat16", "float16", "float32")
 FORMATS = layered([*CODED, *PLAIN], quick=(*FEW, "nvfp4", "q4_k", "q3_k", "iq2_s", "bfloat16", "float32").__contains__)
-GROUPS = {"int8": 32} | {n: f.grain for n, f in DEFINED.items() if f.grain > 64}  # of inputs, where not 64
 WHOLE = 2e-2  # relative distance from the product of the dequantised weights: x keeps 8 bits of each block
 needs_kernels = pytest.mark.skipif(not supported(), reason="no kernels for this CPU")
 
@@ -37,36 +36,6 @@ def shared_as_before() -> Iterator[None]:
     before = shared_by()
     yield
     share(before)
-
-
-@functools.cache
-def case(format: str, outputs: int, inputs: int, count: int = 1) -> tuple[Matrix, torch.Tensor, torch.Tensor]:
-    """A matrix in several slots (uint8 [slots, bytes]), and its numbers in the first [out, in]."""
-    if format == "float32":
-        dtype, format = torch.float32, "checkpoint"
-    else:
-        dtype = torch.float16 if format == "float16" else torch.bfloat16
-    stored = Numbers(dtype, torch.float16, torch.bfloat16)
-    codec = make_codec(
-        format, specs={"w": PartSpec((outputs, inputs), dtype)}, dtype=dtype, device=torch.device("cpu"), stored=stored
-    )
-    assert isinstance(codec, Base)
-    random = torch.Generator().manual_seed(outputs * inputs)
-    slots = torch.empty(count, -(-codec.slot_bytes // 64) * 64, dtype=torch.uint8)
-    for slot in slots:
-        codec.place(codec.encode({"w": torch.randn(outputs, inputs, generator=random).to(dtype)}), slot)
-    return matrix(codec, "w"), slots, codec.dequantize(codec.views(slots[0]), "w")
-
-
-def rows(count: int, inputs: int, dtype: torch.dtype = torch.bfloat16, seed: int = 0) -> torch.Tensor:
-    """Rows of x, some numbers of which are much larger than others."""
-    random = torch.Generator().manual_seed(seed + inputs)
-    x = torch.randn(count, inputs, generator=random)
-    return (x * (1 + 30 * (torch.rand(x.shape, generator=random) < 0.01))).to(dtype)
-
-
-def inputs_of(format: str, blocks: int) -> int:
-    return blocks * (GROUPS.get(format, 64) if format in CODED else 8)
 
 
 @needs_kernels

@@ -12,7 +12,7 @@ from core.runtime.program import absorb
 from core.runtime.program.absorb import Absorb
 from tests.kernel_cases import CODED, FEW
 from tests.memory.fast import product_oracle
-from tests.memory.fast.test_canonical import GROUPS, case
+from tests.memory.fast.cases import GROUPS, case
 from tests.runtime.program import oracle
 from tests.runtime.program.calls import call, drawn, needs_kernels, same
 from tests.selection import layered

@@ -158,7 +158,9 @@ class Form:
     @property
     def together(self) -> int:
         """Rows of x that a program multiplies at once, where there are several."""
-        return 2 if self.bits and (self.plane == 2 or self.row is not None) else 4  # others take many registers
+        if self.has_table and self.bits and self.high and self.words > 1:  # what is looked up takes many registers
+            return 1
+        return 2 if self.bits and (self.plane == 2 or self.row is not None) else 4
 
     @property
     def deep(self) -> int:

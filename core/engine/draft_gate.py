@@ -92,7 +92,8 @@ class DraftGate:
         for count, share in enumerate(accumulate(repeat(1 - risk, offered), mul), 1):
             expected += share  # that all of so many are right
             if count in COUNTS:
-                times = max(alone, self._expected_times(count + 1, loads))
+                times = self._expected_times(count + 1, loads)
+                times = max(alone, times) if loads else times
                 affords = risk * (times - alone) * plain <= max(self._credit_ms, SURE * plain)
                 if affords and expected * alone / times > best:
                     best, chosen = expected * alone / times, count

@@ -44,6 +44,11 @@ def check_allowed(settings: Settings, shape: ModelShape, profile: LossyProfile |
         if shape.encoder_layers:
             raise SettingError("A text-to-text model cannot execute predicted experts. Set it off.")
         _check_executes(settings.prefetch.predictor.name)
+        if shape.layers < 2:
+            raise SettingError(
+                "Executed experts are predicted from one MoE layer for the next, and this model has a single one. Set "
+                "execute off."
+            )
     if lossy.miss == "wait":
         return
     if lossy.gate == "percentile" and shape.encoder_layers and profile is None:

@@ -100,10 +100,10 @@ class Trial:
             found["plan"] = {"fit": tried(self._fits), "cache": tried(self.planned)}
         for kind in TRIED:
             names = [one.name for one in variants(kind)][self._dealt] if kind in columns else []
-            found[kind] = {name: tried(lambda to={kind: name}: self._same(to)) for name in names}
+            found[kind] = {name: tried(lambda to={kind: name}: self.same(to)) for name in names}
         if "lossy" in columns:
             found["lossy"] = {named(to): tried(lambda to=to: self._lossy(to)) for to in lossy_changes()[self._dealt]}  # type: ignore[misc]
-            found["lossy"]["exact again"] = tried(lambda: self._same({}))
+            found["lossy"]["exact again"] = tried(lambda: self.same({}))
         if "drafts" in columns:
             sources = [one for one in general(DraftSettings)["drafts"].choices if DraftSettings(one).by_lookup]  # type: ignore[arg-type]
             found["drafts"] = {name: tried(lambda to=name: self._drafts(to)) for name in sources}  # type: ignore[misc]
@@ -147,7 +147,7 @@ class Trial:
         self.engine.use_profile(replace(profile, plan=plan))
         return YES
 
-    def _same(self, changes: Mapping[str, Value]) -> str:
+    def same(self, changes: Mapping[str, Value]) -> str:
         """Whether two turns and a batch have the bits that they have with every expert resident."""
         engine = self.engine
         engine.change({**self.start, **changes})
@@ -191,7 +191,7 @@ class Trial:
         told, drafter = list[str](), self.engine.parts.drafter
         say, drafter.say = drafter.say, told.append
         try:
-            found = self._same({"drafts": source})
+            found = self.same({"drafts": source})
         finally:
             drafter.say = say
         return found if found != YES or not told else told[-1]

@@ -138,6 +138,24 @@ def test_longcat_routes_to_real_experts_alone(tmp_path: Path) -> None:
     assert ((weights > 0) ^ (through > 0)).all()
 
 
+@pytest.mark.skipif(not known("longcat_flash"), reason="the installed transformers has no longcat_flash")
+@pytest.mark.parametrize("changes", [{"split": "uniform"}, {"miss_placement": "host"}], ids=["in parts", "on the host"])
+def test_an_expert_that_a_token_has_several_times_is_computed_once(changes: dict[str, str], tmp_path: Path) -> None:
+    path, blocks = save(random_model("longcat_flash"), tmp_path), 1 + ("split" in changes)
+    with loaded(path, {}, **HOW, arithmetic="fast", blocks=blocks) as engine:
+        assert Trial(engine).same(changes) == YES
+
+
+@pytest.mark.long(0.3)
+@pytest.mark.skipif(not known("longcat_flash"), reason="the installed transformers has no longcat_flash")
+def test_predictions_are_executed_beside_identity_experts(tmp_path: Path) -> None:
+    with loaded(save(random_model("longcat_flash"), tmp_path), {}, **HOW, arithmetic="fast") as engine:
+        trial = Trial(engine)
+        trial.columns(["calibration"])
+        found = trial.columns(["evaluation"])["evaluation"]
+        assert found["text"] == YES and not any(words.startswith(FAILS) for words in found.values())
+
+
 @pytest.mark.long(0.2)
 def test_the_page_has_every_type() -> None:
     version, types = stated(PAGE.read_text(encoding="utf-8"))

@@ -88,7 +88,7 @@ class Executing:
         """The routing to compute in place of the router's `ids` [T, k], which the host knows as `asked`, and `weights`
         [T, k]."""
         predicted = self._predictor_host.take_predicted(layer)
-        if not self._acts or predicted is None or predicted.ids.shape != ids.shape:
+        if not self._acts or predicted is None or predicted.ids.shape != ids.shape or _repeats(predicted, asked):
             return Executed(ids, weights, torch.zeros_like(ids, dtype=torch.bool))
         if predicted.row is None:
             place, changed = aligned(predicted.ids, ids)
@@ -118,6 +118,12 @@ class Executing:
         if self._share >= 1.0:
             return torch.zeros_like(ids[:, :1], dtype=torch.bool)  # two sets may carry the same probability
         return scores.gather(1, taken).sum(-1, True) >= self._share * scores.gather(1, ids).sum(-1, True)
+
+
+def _repeats(predicted: PredictedRouting, asked: Sequence[Sequence[int]]) -> bool:
+    """Whether an expert stands for identity experts in one token's choice, or in what was predicted for it: their
+    weights are not predicted (LongCat-Flash)."""
+    return predicted.row is not None and any(len({*one}) < len(one) for one in (predicted.row, asked[0]))
 
 
 def aligned(predicted: torch.Tensor, ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

@@ -95,11 +95,11 @@ class FewRows:
         self._places, self._summed = array("q", range(self._chosen)), True
 
     def _compute_part(self, one: LeasedSegment) -> None:
-        (pair,), first = self._pairs[one.expert], one.segment.blocks.start
+        pairs, first = self._pairs[one.expert], one.segment.blocks.start
         if not first:
-            self._place([pair])
+            self._place_once(pairs)
         slots = self._slots.until(one)
-        self._rows.compute_part(slots, first, self._places[pair], prepare=not self._prepared)
+        self._rows.compute_part(slots, first, self._places[pairs[0]], prepare=not self._prepared)
         self._prepared = True
 
     def join(self, experts: Sequence[int], out: torch.Tensor) -> None:
@@ -107,13 +107,20 @@ class FewRows:
         assert len(self._rows.x) == 1, "several rows are computed on the device"
         self._rows.out[self._done : self._done + len(experts)].copy_(out)
         for expert in experts:
-            self._place(self._pairs[expert])
+            self._place_once(self._pairs[expert])
 
     def _place(self, pairs: Sequence[int]) -> None:
         """The outputs of these pairs come next."""
         for pair in pairs:
             self._places[pair] = self._done
             self._done += 1
+
+    def _place_once(self, pairs: Sequence[int]) -> None:
+        """One output comes next: of all these pairs of the only row, which has the expert more than once where it
+        stands for identity experts (LongCat-Flash)."""
+        for pair in pairs:
+            self._places[pair] = self._done
+        self._done += 1
 
     def combined(self, tap: Tap | None = None) -> torch.Tensor:
         """[T, H] the layer's output, valid until the next call; `tap` gets the experts' outputs [T * k, H] before their

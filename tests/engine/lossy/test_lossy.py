@@ -141,6 +141,13 @@ def test_where_a_token_has_one_expert_no_two_are_buddies(engine: Engine) -> None
     assert with_substitute(asked, {"miss": "substitute"}, profile, shape)["substitute"] == "router_ranked"
 
 
+def test_a_single_layer_executes_no_predictions(engine: Engine) -> None:
+    asked = Settings({"execute": "always", "predictor": "gate"})
+    check_allowed(asked, engine.shape, None)
+    with pytest.raises(SettingError, match="this model has a single one"):
+        check_allowed(asked, replace(engine.shape, layers=1), None)
+
+
 def test_without_a_profile_the_next_best_of_the_router_is_substituted(engine: Engine) -> None:
     profile = engine.profile
     engine.use_profile(None)

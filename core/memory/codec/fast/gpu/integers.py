@@ -44,10 +44,14 @@ def keeping(low: int) -> str:
 
 
 def finding(words: tuple[int, ...]) -> str:
-    """Instructions that find the entries of four codes, each in a byte."""
-    low, low_more, high, high_more = (f"{word & 0xFFFFFFFF:#x}" for word in words)
+    """Instructions that find the entries of four codes, each in a byte; in a table of at most 16."""
+    digits = "shr.u32 t, $1, 4; or.b32 t, t, $1; prmt.b32 t, t, 0, 0x4420;"
+    entries = [f"{word & 0xFFFFFFFF:#x}" for word in words]
+    if len(words) < 4:
+        return f"{{.reg .b32 t; {digits} prmt.b32 $0, {entries[0]}, {entries[-1]}, t;}}"
+    low, low_more, high, high_more = entries
     return (
-        "{.reg .b32 t, u, v; shr.u32 t, $1, 4; or.b32 t, t, $1; prmt.b32 t, t, 0, 0x4420; and.b32 u, t, 0x7777;"
+        f"{{.reg .b32 t, u, v; {digits} and.b32 u, t, 0x7777;"
         f" prmt.b32 v, {high}, {high_more}, u; prmt.b32 u, {low}, {low_more}, u;"
         " shr.u32 t, t, 1; and.b32 t, t, 0x4444; or.b32 t, t, 0x3210; prmt.b32 $0, u, v, t;}"
     )
@@ -78,7 +82,10 @@ def _entry_by_ptx(codes: tl.tensor, TABLE: tl.constexpr, FINDING: tl.constexpr) 
 
 def _entry_anywhere(codes: tl.tensor, TABLE: tl.constexpr, FINDING: tl.constexpr) -> tl.tensor:
     code = codes.to(tl.int32)
-    word = tl.where(code < 8, tl.where(code < 4, TABLE[0], TABLE[1]), tl.where(code < 12, TABLE[2], TABLE[3]))
+    LAST: tl.constexpr = len(TABLE) - 1
+    word = tl.where(code < 4, TABLE[0], TABLE[min(1, LAST)])
+    if LAST > 1:
+        word = tl.where(code < 8, word, tl.where(code < 12, TABLE[2], TABLE[3]))
     return (word >> 8 * (code & 3)).to(tl.int8)
 
 

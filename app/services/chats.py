@@ -81,6 +81,16 @@ class Chats:
             raise MoestroError("Only your own messages can be edited. Pick one of them.")
         return self._begin(chat_id, self._clean(text), message)
 
+    def rewrite(self, chat_id: int, message: int, text: str) -> None:
+        """Put `text` in place of one of the answers that are shown, as another branch: the next answer follows it."""
+        with self._lock:
+            if self.answer(chat_id) is not None:
+                raise BusyError("This chat is being answered. Stop the answer, then edit one.")
+            if not any(m.id == message and m.role == "assistant" for m in self.messages(chat_id)):
+                raise MoestroError("That answer is not shown any more. Reload the page.")
+            self._writer.unsaved.save(chat_id)
+            self._store.chats.rewrite(chat_id, message, self._clean(text))
+
     def show(self, chat_id: int, message: int) -> None:
         """Show the branch of a chat that a message is in."""
         with self._lock:

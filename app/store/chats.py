@@ -18,7 +18,7 @@ from app.store.row_checks import InvalidRow, quality_of, stats_of
 from core.errors import MoestroError
 
 log = logging.getLogger("moestro.store")
-State = Literal["writing", "done", "stopped", "error", "interrupted"]
+State = Literal["writing", "done", "stopped", "error", "interrupted", "edited"]
 TITLE_CHARS = 60
 ATTACHED = re.compile(r"(?:^|\n)File ([^\n]+):\n(`{3,})\n.*?\n\2(?=\n|$)", re.DOTALL)  # assets/ui/chat/attach.js
 PINNED = "pinned_chats"  # store key
@@ -166,15 +166,25 @@ class Chats:
             return chat, answer
 
     def show(self, chat: int, message: int) -> None:
-        """Show the branch that a message is in, down to the newest message under it. Raises MoestroError if there is no
-        such message.
-        """
+        """Show a message's branch, down to the newest one under it. Raises MoestroError if there is no such message."""
         with self._db.tx() as db:
             self.require(chat)
             newest = self._db.rows(NEWEST, message, chat, chat)[0]["id"]
             if newest is None:
                 raise MoestroError(NO_BRANCH)
             db.execute("UPDATE chats SET leaf = ? WHERE id = ?", (newest, chat))
+
+    def rewrite(self, chat: int, answer: int, text: str) -> None:
+        """Show `text` next to an answer, as another branch. Raises MoestroError if there is no such answer."""
+        with self._db.tx() as db:
+            made = db.execute(
+                "INSERT INTO messages (chat, role, text, state, created, parent) SELECT chat, role, ?, 'edited', ?, "
+                "parent FROM messages WHERE id = ? AND chat = ? AND role = 'assistant'",
+                (text, time.time(), answer, chat),
+            )
+            if not made.rowcount:
+                raise MoestroError(NO_BRANCH)
+            db.execute("UPDATE chats SET leaf = ? WHERE id = ?", (made.lastrowid, chat))
 
     def set_system(self, chat: int, system: str) -> None:
         """Set the system prompt of a chat."""

@@ -39,6 +39,24 @@ def test_a_branch_is_one_of_its_own_chat(store: Store) -> None:
     assert said(store, other) == ["elsewhere", "yes"]
 
 
+def test_an_edited_answer_is_a_branch_that_the_next_answer_follows(tmp_path: Path) -> None:
+    host = open_host(tmp_path)
+    first = host.chats.ask(None, "One, in 2 words")
+    ended(first)
+    chat = first.chat_id
+    assert chat is not None
+    host.chats.rewrite(chat, first.message_id, " Better. ")
+    question, answer = host.chats.messages(chat)
+    assert (answer.text, answer.state, answer.stats) == ("Better.", "edited", None)
+    assert answer.branches == (first.message_id, answer.id), "what the model wrote stays, as the other branch"
+    ended(host.chats.ask(chat, "Two, in 2 words"))
+    assert [m.text for m in host.chats.messages(chat)][:3] == [question.text, "Better.", "Two, in 2 words"]
+    for wrong, text, why in ((question.id, "x", "not shown any more"), (answer.id, " ", "empty")):
+        with pytest.raises(MoestroError, match=why):
+            host.chats.rewrite(chat, wrong, text)
+    assert len(host.store.chats.tree(chat)) == 5
+
+
 class Tree(RuleBasedStateMachine):
     """Any sequence of what can be done to a chat, against lists of paths kept by hand."""
 

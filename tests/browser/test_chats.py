@@ -50,6 +50,18 @@ def test_branches_go_back_and_forth_and_the_keyboard_does_it_all(dashboard: Dash
     assert len(dashboard.answers()) == 1
 
 
+def test_an_answer_is_edited_in_place(dashboard: Dashboard) -> None:
+    page = dashboard.page
+    dashboard.ask(say("What the model wrote")).answered()
+    page.click("#chat .bot-row [data-act=edit]")
+    page.fill("#chat .editing textarea", "What I make of it")
+    page.click("#chat .editing [data-act=submit]")
+    dashboard.wait_text("#chat .bot-row", "What I make of it")
+    assert "edited by you" in dashboard.answers()[0] and "2 / 2" in dashboard.text("#chat .bot-row")
+    page.click("#chat .bot-row [data-act=earlier]")
+    dashboard.wait_text("#chat .bot-row", "What the model wrote")
+
+
 def test_escape_stops_and_question_mark_lists_the_shortcuts(dashboard: Dashboard) -> None:
     page = dashboard.page
     dashboard.ask("Go on and on").streaming()

@@ -189,8 +189,9 @@ class ChatLive:
             return self._refused(MoestroError(NO_CHAT))
         chat = int(now["chat"])
         try:
-            if message is not None and action.do == "show":
-                self.host.chats.show(chat, message)
+            if message is not None and action.do in ("show", "rewrite"):
+                chats = self.host.chats
+                chats.show(chat, message) if action.do == "show" else chats.rewrite(chat, message, text)
                 return [*self.open(chat)[:SYSTEM], gr.skip()]
             self._set_system(now, system)
             if message is not None and action.do == "edit":

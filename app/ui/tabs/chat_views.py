@@ -49,7 +49,7 @@ KEYS = (
     ("Alt+K", "Search the chats"),
     ("Alt+S", "System prompt"),
     ("Alt+R", "Regenerate the last answer"),
-    ("Alt+E", "Edit the last message"),
+    ("Alt+E", "Edit your last message"),
     ("Alt+C", "Copy the last answer"),
     ("Alt+, and Alt+.", "Earlier and later branch of the last message that has several"),
     ("?", "This list"),

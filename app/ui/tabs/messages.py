@@ -15,7 +15,11 @@ REASONS = {
     "context": "context full",
     "cancelled": "stopped by you",
 }
-STATES = {"stopped": "stopped by you", "interrupted": "interrupted: Moestro ended while it was being written"}
+STATES = {
+    "stopped": "stopped by you",
+    "edited": "edited by you",
+    "interrupted": "interrupted: Moestro ended while it was being written",
+}
 
 
 def shown(messages: list[Message]) -> dict[str, Any]:

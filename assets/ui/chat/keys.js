@@ -8,7 +8,7 @@ const WITH_ALT = {
   KeyN: press("#new-chat"),
   KeyK: () => window.moestroChats?.(),
   KeyR: press('#chat [data-act="regenerate"]'),
-  KeyE: press('#chat [data-act="edit"]'),
+  KeyE: press('#chat .user-row [data-act="edit"]'),
   KeyC: press('#chat .bot-row [data-act="copy"]'),
   KeyS: () => system(),
   Comma: press('#chat [data-act="earlier"]:not(:disabled)'),

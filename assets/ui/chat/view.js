@@ -80,7 +80,7 @@ class View {
   submit(node, message) {
     const text = node.querySelector("textarea").value;
     shut(node);
-    this.trigger("select", { do: "edit", id: message.id, text });
+    this.trigger("select", { do: message.role === "user" ? "edit" : "rewrite", id: message.id, text });
   }
 
   key(event) {
@@ -113,7 +113,7 @@ function row(message) {
     box.append(said, made("p", { class: "line" }, line));
   }
   const acts = made("div", { class: "acts" }, ...arrows(branches, id), button("copy", "Copy", ""),
-    mine ? button("edit", "Edit", "✎") : button("regenerate", "Regenerate", "↻"));
+    ...(mine ? [] : [button("regenerate", "Regenerate", "↻")]), button("edit", "Edit", "✎"));
   return made("div", { class: mine ? "user-row" : "bot-row", "data-message": id }, box, acts);
 }
 
@@ -130,9 +130,9 @@ function arrows(branches, id) {
 
 function edit(node, message) {
   if (node.querySelector("textarea")) return;
-  const field = made("textarea", { "aria-label": "Edit message", rows: Math.min(12, message.text.split("\n").length + 1) });
+  const field = made("textarea", { "aria-label": message.role === "user" ? "Edit message" : "Edit answer", rows: Math.min(12, message.text.split("\n").length + 1) });
   field.value = message.text;
-  const form = made("div", { class: "editing" }, field, made("div", {}, made(BUTTON, { type: BUTTON, "data-act": "submit" }, "Send"),
+  const form = made("div", { class: "editing" }, field, made("div", {}, made(BUTTON, { type: BUTTON, "data-act": "submit" }, message.role === "user" ? "Send" : "Save"),
     made(BUTTON, { type: BUTTON, "data-act": "cancel" }, "Cancel")));
   node.classList.add("edited");
   node.append(form);

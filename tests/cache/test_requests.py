@@ -136,6 +136,9 @@ def test_requests_after_a_token_leave_the_state_of_leases(
         assert counts.bypassed == host.take_counts().bypassed
         missed = 0
         for layer, (wanted, some) in enumerate(zip(routed, found, strict=True)):
+            if some is None:  # all are hits
+                assert all(addresses[layer * EXPERTS + one] != HOME[layer * EXPERTS + one] for one in wanted)
+                continue
             assert sorted(one.expert for one in some) == sorted(wanted)
             for one in some:
                 over_link = addresses[layer * EXPERTS + one.expert] == HOME[layer * EXPERTS + one.expert]
@@ -153,7 +156,8 @@ def test_a_copy_is_read_in_its_slot_by_the_token_after_the_next() -> None:
     for _ in range(4):
         cache.begin_pass("decode", 1)
         table.sync_table()
-        outcomes.append([one.outcome for one in table.request([[0, 1], [0, 1], [0, 1]])[0]])
+        first = table.request([[0, 1], [0, 1], [0, 1]])[0]
+        outcomes.append([one.outcome for one in first] if first is not None else [Outcome.HIT] * 2)
     assert outcomes == [[Outcome.MISS] * 2] * 2 + [[Outcome.HIT] * 2] * 2
     assert table.updates == 4
 

@@ -10,8 +10,11 @@ from core.runtime.joining import Joining
 from core.runtime.program.gpu.rows import GpuMath
 
 
-def joined(placement: str = "host", *, active: bool = True, team: Any = "threads", lends: bool = True) -> Joining:
-    host: Any = SimpleNamespace(active=active, team=team, settings=SimpleNamespace(placement=placement))
+def joined(
+    placement: str = "host", *, active: bool = True, team: Any = "threads", lends: bool = True, formats: str = "a"
+) -> Joining:
+    settings = SimpleNamespace(placement=placement)
+    host: Any = SimpleNamespace(active=active, team=team, settings=settings, kernels=[*formats])
     math: Any = object.__new__(GpuMath)
     store: Any = SimpleNamespace(lends_all=lends)
     return Joining(host, [math], SimpleNamespace(), store)  # type: ignore[arg-type]
@@ -29,6 +32,7 @@ def test_what_stands_in_the_way_is_named(monkeypatch: pytest.MonkeyPatch) -> Non
     assert joined(active=False, team=None).objection("graph") == "" and joined(active=False).team("graph") is None
     assert "layer by layer" in joined("measured").objection("graph")
     assert "no threads of its own" in joined(team=None).objection("graph")
+    assert "several formats" in joined(formats="aab").objection("graph")
     assert "not every expert is there" in joined(lends=False).objection("graph")
     monkeypatch.setattr(joining.torch.version, "hip", "6.4")
     assert "an AMD GPU" in joined().objection("graph") and not joined().helps

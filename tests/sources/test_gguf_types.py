@@ -217,7 +217,7 @@ def test_a_mix_is_held_as_it_is(tmp_path: Path) -> None:
     [
         ("Q4_K", "Q5_K", "Q6_K", "q5_k/q6_k"),  # which holds the codes of both
         ("Q4_K", "Q6_K", "Q4_K", "q6_k/q4_k"),  # which does not: as many weights, so the one with more bits
-        ("Q3_K", "Q3_K", "Q5_K", "iq4_nl/q5_k"),
+        ("Q3_K", "Q3_K", "Q5_K", "q3_k/q5_k"),
         ("BF16", "BF16", "Q8_0", "int8-g32"),
         ("BF16", "BF16", "F32", "checkpoint"),
         ("Q8_0", "Q8_0", "F16", "int8-g32"),

@@ -145,7 +145,7 @@ def test_the_canonical_product_has_the_bits_that_a_cpu_has(some: dict[str, Any])
     assert not {case: count for case, count in differ.items() if count}
 
 
-@pytest.mark.long(4)
+@pytest.mark.long(7)
 def test_the_same_for_every_format_and_drawn_shapes() -> None:
     (differ,) = interpreted("interpreted_fast:all")
     for name in (*CODED, *PLAIN):

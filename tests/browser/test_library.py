@@ -229,9 +229,10 @@ def test_a_checkpoint_becomes_a_pack_that_answers_from_disk(
     pack = real_server.home / "packs" / "Tiny-MoE-int8"
     assert (pack / "moestro.json").exists()
     dashboard.wait_text("#models", "Tiny-MoE-int8")
+    dashboard.type_in("set-budget-text", "50%")  # Auto would take all; and Advanced says what stays on disk
+    page.wait_for_function("document.querySelector('#set-budget input[type=range]').value === '50'")
     page.click("#import-open")
     dashboard.loaded("Tiny-MoE-int8")
-    dashboard.advanced()  # where the card says what stays on disk
     dashboard.wait_text("#fit", "read when needed")
     dashboard.wait_text("#fit", "Expected")
     assert dashboard.value("#set-format input") == "int8 (fixed by the pack)"

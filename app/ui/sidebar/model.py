@@ -149,7 +149,7 @@ class ModelSection:
         return [*self.outputs, *self.form_outputs]
 
     def _wire(self) -> None:
-        self.model.input(self._recall, self.model, self.choices, **LIVE)
+        self.model.input(self._recall, self.model, [self.bar.alert, *self.choices], **LIVE)
         gr.on([self.model.change, *(c.change for c in self.choices)], self.refit, self.form, self.fit, **LIVE)
         self.fit.change(self._settle, [self.fit, *self.form], [self.fit, self.limits], **LIVE)
         self.limits.change(self._restrict, [self.limits, *self.choices], self.choices, **LIVE)
@@ -160,11 +160,11 @@ class ModelSection:
         self.bar.unload.click(self._unload, self.known, self.outputs, **ONCE)
 
     def _recall(self, model: Any) -> list[Any]:
-        """A model was chosen: its loading choices and settings of the last time, if it had any."""
+        """A model was chosen: what was said of another one goes; its loading choices and settings of the last time."""
         path = str(model or "").strip()
         self.host.models.recall(path)
         own = self.host.remembered.of(path)
-        return self._chosen(own.spec) if own is not None else [gr.skip()] * len(self.choices)
+        return ["", *(self._chosen(own.spec) if own is not None else [gr.skip()] * len(self.choices))]
 
     def _settle(self, card: Card, *form: Any) -> list[Any]:
         """Another verdict is shown: its limits hold. One that is not of this form, from an answer that was overtaken,

@@ -254,7 +254,8 @@ def test_the_page_and_a_chat_need_no_connection(tmp_path: Any, tried: list[str])
             assert client.get(path).status_code == 200
         page = {"open": False, "chat": None, "stamp": "", "turn": "", "sent": False}
         events = {event["api_name"]: event for event in client.get("/config").json()["dependencies"]}
-        for name, data in (("open_page", [page]), ("_send", ["hello", page, ""])):
+        known = dict.fromkeys(("stamp", "settings", "library", "loaded", "imported"), "") | {"answers": "0"}
+        for name, data in (("open_page", [page, known]), ("_send", ["hello", page, ""])):
             reply = client.post(
                 "/gradio_api/run/predict", json={"data": data, "fn_index": events[name]["id"], "session_hash": "me"}
             )

@@ -135,16 +135,17 @@ def few_are_tiled(patch: pytest.MonkeyPatch) -> None:
     patch.setattr("core.runtime.program.gpu.rows.TILED", 2)
 
 
-WAYS = {"glm4_moe_lite": "as a graph", "qwen3_next": "by ids"}  # of OTHERWISE, of kinds that are not Qwen3-MoE's
 Gpu = Callable[[], AbstractContextManager[object]]
 
 
 def found(which: str) -> dict[str, int]:
-    """What differs for some architectures, or of a token after three others where none is named, also by the ways of
-    OTHERWISE."""
+    """What differs for some architectures, or for one in one of the ways of OTHERWISE ("glm4_moe_lite/as a graph"), or
+    of a token after three others where none is named, also by these ways."""
     if which:
-        archs = which.split(",")
-        each = {arch: compared(arch, CUTS) | (otherwise(arch, WAYS[arch]) if arch in WAYS else {}) for arch in archs}
+        arch, _, how = which.partition("/")
+        if how:
+            return otherwise(arch, how)
+        each = {arch: compared(arch, CUTS) for arch in which.split(",")}
         return {f"{arch} {case}": count for arch, one in each.items() for case, count in one.items()}
     differ = compared("qwen3_moe", FEW, settings={"gpu_decode": "host"}, num_hidden_layers=1)
     for how in OTHERWISE:

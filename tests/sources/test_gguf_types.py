@@ -13,7 +13,6 @@ from core.hf.skeleton import meta_skeleton
 from core.importing.sources import Source
 from core.importing.sources.gguf import open_gguf
 from core.importing.sources.gguf.blocks import EXACT, HELD, decode
-from core.importing.sources.gguf.format_choice import best_format
 from core.memory.codec import QuantizedTensor, format_of, make_codec
 from tests.gguf_writer.blocks import random_blocks
 from tests.gguf_writer.write import Choice, T, experts_in, make_gguf
@@ -248,47 +247,6 @@ def test_experts_whose_inputs_are_no_blocks_of_256_keep_codes(tmp_path: Path) ->
         near = held.held_in("int4-g32")
         assert near is not None
         assert bool(((packed["gate_up_proj"] - parts["gate_up_proj"]).abs() <= bound(near)).all())
-
-
-@pytest.mark.parametrize(
-    ("weights", "format"),
-    [
-        ({"Q6_K": 9}, "q6_k"),
-        ({"Q5_K": 5, "Q6_K": 1}, "q5_k"),
-        ({"Q4_K": 5, "Q6_K": 1}, "q4_k"),
-        ({"Q4_K": 3, "Q5_K": 3}, "q5_k"),
-        ({"Q4_K": 3, "Q5_0": 3}, "int8-g32"),
-        ({"Q3_K": 2, "Q4_K": 1}, "q4_k"),
-        ({"Q3_K": 2, "Q5_K": 1}, "iq4_nl"),
-        ({"Q2_K": 2, "Q3_K": 1}, "iq4_nl"),
-        ({"Q2_K": 20, "Q4_K": 1}, "q2_k"),
-        ({"Q3_K": 20, "Q5_K": 1}, "q3_k"),
-        ({"IQ2_XS": 9, "IQ2_S": 9, "Q4_K": 1}, "iq2_s"),
-        ({"IQ3_S": 5, "IQ2_S": 4}, "iq3_s"),
-        ({"TQ1_0": 1}, "tq2_0"),
-        ({"IQ4_XS": 7, "Q5_K": 1}, "iq4_xs"),
-        ({"Q4_0": 1}, "int4-g32-sym"),
-        ({"BF16": 4, "F32": 1}, "checkpoint"),
-        ({"MXFP4": 1}, "mxfp4"),
-    ],
-)
-def test_the_format_chosen_for_a_mix(weights: dict[str, int], format: str) -> None:
-    assert best_format(weights) == format
-
-
-@pytest.mark.parametrize(
-    ("weights", "format"),
-    [
-        ({"Q4_K": 2, "Q5_0": 1}, "int4-g32"),
-        ({"Q6_K": 2, "Q8_0": 1}, "int8-g32"),
-        ({"IQ4_XS": 2, "IQ4_NL": 1}, "iq4_nl"),
-        ({"Q2_K": 2, "Q4_0": 1}, "int4-g32-sym"),
-        ({"Q3_K": 2, "IQ4_NL": 1}, "iq4_nl"),
-        ({"IQ2_XXS": 1}, "iq4_nl"),
-    ],
-)
-def test_the_format_chosen_where_some_inputs_are_no_blocks_of_256(weights: dict[str, int], format: str) -> None:
-    assert best_format(weights, 704) == best_format(weights, 1408) == format
 
 
 @pytest.mark.parametrize("choice", [mixed, experts_in("BF16"), experts_in("F16"), experts_in("F32")])

@@ -85,12 +85,10 @@ class Requests:
         admitted: dict[int, None] = {}
         requests: list[list[LeasedSegment] | None] = []
         for layer, chosen in enumerate(routed):
-            base = layer * core.experts
-            if all(in_slot(base + e) for e in chosen) and self.lookup_all_hits(layer, chosen) is not None:
+            eids = self._requested(layer, chosen, in_slot)
+            if eids is None:
                 requests.append(None)
                 continue
-            eids = [base + expert for expert in dict.fromkeys(chosen)]
-            self.prefetches.guard.used(eids)
             missing = core.lease(layer, eids)
             for eid in missing:
                 self._admit(eid)
@@ -114,12 +112,10 @@ class Requests:
         has_room = copies.behind_now() < MOST_BEHIND
         requests: list[list[LeasedSegment] | None] = []
         for layer, chosen in enumerate(routed):
-            base = layer * core.experts
-            if all(in_slot(base + e) for e in chosen) and self.lookup_all_hits(layer, chosen) is not None:
+            eids = self._requested(layer, chosen, in_slot)
+            if eids is None:
                 requests.append(None)
                 continue
-            eids = [base + expert for expert in dict.fromkeys(chosen)]
-            self.prefetches.guard.used(eids)
             core.lease(layer, eids)
             self._end_lease(eids)
             self._expect_hits(eids, in_slot)
@@ -152,6 +148,15 @@ class Requests:
         core, copies = self.core, self.copies
         if len(core.table[eid]) == core.blocks and eid not in copies.tickets and eid not in self.prefetches.fresh:
             self._keep_hit(eid)
+
+    def _requested(self, layer: int, chosen: Sequence[int], in_slot: Callable[[int], bool]) -> list[int] | None:
+        """The experts of a layer that kernels have computed, each once, as of use; None = all are hits, and counted."""
+        base = layer * self.core.experts
+        if all(in_slot(base + e) for e in chosen) and self.lookup_all_hits(layer, chosen) is not None:
+            return None
+        eids = [base + expert for expert in dict.fromkeys(chosen)]
+        self.prefetches.guard.used(eids)
+        return eids
 
     def _expect_hits(self, eids: Sequence[int], in_slot: Callable[[int], bool]) -> None:
         """Kernels have read these in their slots, where `in_slot`: the next token's requests for them alone are hits of

@@ -161,7 +161,7 @@ def test_any_shape(
 ) -> None:
     rng = torch.Generator().manual_seed(seed)
     inputs, outputs = (
-        inputs * max(128, FORMATS[name].wide),
+        inputs * max(128, FORMATS[name].grain),
         outputs * 8,
     )  # the packed products fall back where 16 does not divide
     weight = torch.randn(outputs, inputs, generator=rng) * 0.1

@@ -114,7 +114,7 @@ class CacheSection:
         return [self.setting_controls.notice(problem), self.pcie.value() if problem else gr.skip()]
 
     def _choose_preset(self, name: str) -> list[Any]:
-        """Apply all of a preset's values or none; CUSTOM and SYSTEMS leave the settings."""
+        """Apply all of a preset's values or none; CUSTOM leaves the settings."""
         problem = self.preset.choose(name)
         return [self.setting_controls.notice(problem), *self.values()[1:]]
 

@@ -23,11 +23,12 @@ from core.settings.param import Value
 from core.settings.preset import Preset
 from core.settings.presets import FIRST, PRESETS, matching, preset
 
-CUSTOM = "custom"  # what is in force where that is none of ours, as the last choice; choosing it changes nothing
-SYSTEMS = "systems"  # else the last choice is this one, LISTS, which leads to them
-LISTS = "Published systems…"
+CUSTOM = "custom"  # the last choice: what is in force where that is none of ours, else LISTS; it changes nothing
+LISTS = "Published systems…"  # leads to them
 NAMED = 4  # changed settings that are named; of more, their number is
-SHOW_JS = f"""(name) => {{ if (name === "{SYSTEMS}") import("/ui/systems.js").then((m) => m.show()); }}"""
+SHOW_JS = f"""() => {{
+  if (document.querySelector("#set-preset input").value === "{LISTS}") import("/ui/systems.js").then((m) => m.show());
+}}"""
 
 
 class PresetMenu:
@@ -68,8 +69,8 @@ class PresetMenu:
         return account(self.host, self.base().name)
 
     def choose(self, name: str) -> str:
-        """Apply all of a preset's values or none; CUSTOM and SYSTEMS leave the settings. Returns the problem, or ""."""
-        if name in (CUSTOM, SYSTEMS):
+        """Apply all of a preset's values or none; CUSTOM leaves the settings. Returns the problem, or ""."""
+        if name == CUSTOM:
             return ""
         loaded, values = self.host.models.spec, dict(preset(name).values)
         if name == FIRST and loaded is not None and (budget := self.host.loader.safe_budget(loaded)):
@@ -94,7 +95,7 @@ class PresetMenu:
         known = sorted(ours, key=lambda one: one[1] != FIRST)
         if like is not None and not (like.name == FIRST and by_hand):
             if like.kind == "ours":
-                return [*known, (LISTS, SYSTEMS)], like.name, about(like), "", False
+                return [*known, (LISTS, CUSTOM)], like.name, about(like), "", False
             return [*known, (like.title, CUSTOM)], CUSTOM, about(like), "", False
         known_titles = params()
         turned = list(dict.fromkeys([*(known_titles[one].title for one in by_hand), *changed(base, settings)]))

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 SHORTEST, LONGEST = 2, 32  # tokens in a row that must be the same, and that are compared
+REPEATED = 4  # tokens in a row that stood there before: the text repeats itself
 PLACES = 4  # the latest ones of each few tokens that are compared
 
 
@@ -27,11 +28,7 @@ class Lookup:
     def guess(self, ids: Sequence[int], most: int) -> Guess | None:
         """At most `most` tokens to follow `ids` [T], which begin with those of the call before; None where nothing in
         them is a guess."""
-        for at in range(self._known, len(ids)):
-            places = self._places.setdefault(tuple(ids[at - SHORTEST : at]), [])
-            places.append(at)
-            del places[:-PLACES]
-        self._known = max(self._known, len(ids))
+        self._add(ids)
         if most < 1 or len(ids) < SHORTEST:
             return None
         matched, best = 0, 0
@@ -45,6 +42,19 @@ class Lookup:
         for at in range(most - len(tokens)):  # where the match reaches up to here, it goes on as it began
             tokens.append(tokens[at])
         return Guess(tokens, matched, best)
+
+    def repeats(self, ids: Sequence[int]) -> bool:
+        """Whether the last `REPEATED` of `ids` [T] stood in the same order before. Far quicker than a guess."""
+        self._add(ids)
+        places = self._places.get(tuple(ids[-SHORTEST:]))
+        return places is not None and _same(ids, places[-1]) >= REPEATED
+
+    def _add(self, ids: Sequence[int]) -> None:
+        for at in range(self._known, len(ids)):
+            places = self._places.setdefault(tuple(ids[at - SHORTEST : at]), [])
+            places.append(at)
+            del places[:-PLACES]
+        self._known = max(self._known, len(ids))
 
 
 def _same(ids: Sequence[int], place: int) -> int:

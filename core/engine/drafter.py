@@ -19,7 +19,8 @@ from core.runtime.program.row_steps import ROWS
 from core.settings.drafts import DraftSettings
 from core.types import StepRecord
 
-REST, SELDOM = 3, 15  # passes without a look at guesses, at most, after some that did not pay; and at computed ones
+REST, SELDOM = 63, 15  # passes without a look at guesses, at most, after some that did not pay, unless the text repeats
+# itself; and at computed ones
 HEAD_SLOPE = 0.5  # of a token's time that each further row takes with a guess of the head, before any was measured
 HEAD_MATCHED = 8  # guesses of head and model are expected to be as good as those after so many tokens that matched
 SOON = 64  # tokens of an answer within which a model is to win back what it takes to read the text
@@ -123,7 +124,8 @@ class Drafter:
         sequence.draft = []
         self._guess, self._by, self._took_s, self._first_s = None, None, 0.0, 0.0
         self._foretold = NOTHING
-        self._rest, looks_up = max(0, self._rest - 1), self._looks_up and not self._rest
+        self._rest = max(0, self._rest - 1)
+        looks_up = self._looks_up and (not self._rest or sequence.lookup.repeats(sequence.ids))
         self._asks_in = max(0, self._asks_in - 1)
         asks = bool(self._asked) and not self._asks_in
         self._looks, self._times = looks_up or asks, allowed
@@ -138,6 +140,7 @@ class Drafter:
         found, asked = Worth(), None
         if looks_up:
             self._guess = guess = sequence.lookup.guess(sequence.ids, most)
+            self._looks = guess is not None or asks
             if guess is not None and allowed:
                 if self.gate.ready:
                     self._foretold = self._foretell(sequence, guess.tokens, guess.place)

@@ -167,6 +167,8 @@ def _gather(
             nets |= trained[0]
             settings |= trained[1]
             recall[name] = trained[2]
+    if cancel.is_set():  # within the last step of a training
+        raise Cancelled
     settings |= {name: about[name] for name in ("format", "dtype", "device", "device_name", "versions")}
     settings |= {"recall": recall} if recall else {}
     settings |= {"pairs": {"warmup": warmup}} if warmup and "pairs" in wanted else {}

@@ -141,6 +141,7 @@ class Drafter:
         if looks_up:
             self._guess = guess = sequence.lookup.guess(sequence.ids, most)
             self._looks = guess is not None or asks
+            self._unseen += not self._looks
             if guess is not None and allowed:
                 if self.gate.ready:
                     self._foretold = self._foretell(sequence, guess.tokens, guess.place)

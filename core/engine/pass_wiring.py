@@ -33,7 +33,7 @@ from core.runtime.out_of_memory import shortage
 from core.runtime.pipeline import HookedModel, Pipeline, StepDispatch
 from core.runtime.product_trials import choose_products, make_math
 from core.runtime.program.bind import bind
-from core.runtime.program.experts import ExpertKernels, FastMath
+from core.runtime.program.experts import ExpertKernels, FastMath, for_each
 from core.runtime.program.gpu.launching import launcher_for
 from core.runtime.program.gpu.program import GpuProgram
 from core.runtime.program.gpu.rows import GpuMath, gpu_experts
@@ -124,20 +124,18 @@ Made = tuple[list[ExpertMath], Callable[[], Program | GpuProgram]]
 
 def _on_cpu(loaded: LoadedModel, modules: Sequence[Any]) -> Made:
     plan = loaded.plan
-    kernels = {codec: ExpertKernels(modules[0], codec) for codec in plan.codecs.distinct}
-    of = [*zip(modules, plan.codecs, strict=True)]
-    experts: list[ExpertMath] = [FastMath(module, codec, kernels[codec]) for module, codec in of]
-    return experts, lambda: Program(
-        bind(loaded.model, loaded.sites, plan.context), [kernels[codec] for codec in plan.codecs]
-    )
+    kernels = [*for_each(modules, plan.codecs, ExpertKernels)]
+    of = zip(modules, plan.codecs, kernels, strict=True)
+    experts: list[ExpertMath] = [FastMath(*one) for one in of]
+    return experts, lambda: Program(bind(loaded.model, loaded.sites, plan.context), kernels)
 
 
 def _on_gpu(loaded: LoadedModel, modules: Sequence[Any]) -> Made:
     plan, device = loaded.plan, loaded.device
     launcher = launcher_for(device)
-    kernels = {codec: gpu_experts(modules[0], codec, launcher) for codec in plan.codecs.distinct}
-    of = zip(modules, plan.codecs, strict=True)
-    experts: list[ExpertMath] = [GpuMath(module, codec, kernels[codec]) for module, codec in of]
+    kernels = for_each(modules, plan.codecs, lambda module, codec: gpu_experts(module, codec, launcher))
+    of = zip(modules, plan.codecs, kernels, strict=True)
+    experts: list[ExpertMath] = [GpuMath(*one) for one in of]
     return experts, lambda: GpuProgram(loaded.model, loaded.sites, plan.context, device, launcher)
 
 

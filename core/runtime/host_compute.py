@@ -28,7 +28,7 @@ from core.runtime.expert_math import ExpertMath
 from core.runtime.host_steps import HostSteps
 from core.runtime.placement import PlacementCosts
 from core.runtime.placement_trials import LayerTrial, trial_costs
-from core.runtime.program.experts import ExpertKernels, FastMath
+from core.runtime.program.experts import ExpertKernels, FastMath, for_each
 from core.runtime.program.few import FewRows
 from core.runtime.program.gpu.rows import GpuMath, GpuRows
 from core.runtime.program.many import FastRows
@@ -240,9 +240,8 @@ class HostCompute:
             self.kernels = own
         elif not self.kernels:
             try:
-                codecs = [one.codec for one in self._math]
-                made = {one: ExpertKernels(self._modules[0], on_cpu(one)) for one in {*codecs}}
-                self.kernels = [made[one] for one in codecs]
+                codecs = [on_cpu(one.codec) for one in self._math]
+                self.kernels = [*for_each(self._modules, codecs, ExpertKernels)]
             except ModelError as error:
                 return f"there are no kernels for its experts in host memory ({error})"
         return ""

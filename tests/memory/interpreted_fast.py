@@ -1,6 +1,7 @@
 """`python -m tests.memory.interpret interpreted_fast[:all]`: the canonical product in Triton against that in torch, and
 whole experts against those on this CPU, as {case: how many numbers differ}."""
 
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -175,7 +176,8 @@ def expert(
     for slot in slots:
         parts = {n: (torch.randn(s.shape, generator=random) * 0.1).to(dtype) for n, s in specs.items()}
         codec.place(codec.encode(parts), slot)
-    module = SimpleNamespace(has_gate=True, has_bias=oss, _apply_gate=interleaved if oss else gate)
+    bounds = {"limit": 7.0, "alpha": 1.702}
+    module = SimpleNamespace(has_gate=True, has_bias=oss, _apply_gate=interleaved if oss else gate, **bounds)
     on_cpu = ExpertKernels(module, codec)
     x = torch.randn(tokens, hidden, generator=random).to(dtype)
     ids = torch.stack([torch.randperm(3, generator=random)[:chosen] for _ in range(tokens)])
@@ -215,7 +217,7 @@ def activation(spec: Gate) -> int:
     y[:8] = torch.tensor([0.0, -0.0, float("nan"), float("inf"), -float("inf"), -150.0, 89.5, -103.97])
     one = Matrix(2 * width, 1, False, 0, 0, "", Part(0, torch.float32), None, None, None, None)
     got = GpuProducts(one, join=gated, spec=spec).few([y.view(torch.uint8)], torch.ones(1, 1))
-    found = Gate(width, spec.activation, spec.interleaved, spec.slope, spec.limit, spec.shift)
+    found = replace(spec, width=width)
     return differing(got[0], run_on_cpu(on_cpu.kernel(found), on_cpu.FIELDS, found.units, {"x": y}, width))
 
 

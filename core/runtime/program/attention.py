@@ -3,7 +3,7 @@
 import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import nn
@@ -26,12 +26,23 @@ NORMS = ("q_norm", "k_norm"), ("query_layernorm", "key_layernorm")
 BOUNDS = "softcap", "attn_logit_softcapping", "clip_qkv"  # random states do not reach them
 
 
+GATES = "gate_proj", "g_proj"
+
+
+class Gates(NamedTuple):
+    """Where the gates of each head begin in a row [query_heads], int64: of a product of their own (`weight`), or of
+    queries, keys and values, behind each head's queries."""
+
+    form: GatedHeads
+    columns: torch.Tensor
+    weight: Weight | None = None
+
+
 @dataclass(frozen=True, slots=True)
 class Attention:
     """Of heads of `width` numbers, of which the first `rotated` are turned. A norm of queries and keys is of each head,
     before it is turned or after it, or of all heads at once, before. `window`: a token reads the keys of the last so
-    many, with its own; 0 = of all. `gates` [query_heads], int64: where each head's begin in the product, whose sigmoid
-    it is multiplied by. `ring`: positions that there is memory for, where these are fewer than the
+    many, with its own; 0 = of all. `ring`: positions that there is memory for, where these are fewer than the
     context's; else 0."""
 
     q: Weight
@@ -54,12 +65,17 @@ class Attention:
     value_norm: Norm | None = None  # without weights
     interleaved: bool = False
     norm_last: bool = False
-    gates: torch.Tensor | None = None
+    gates: Gates | None = None
 
     @property
     def outputs(self) -> int:
         """Numbers of the product of queries, keys and values."""
         return self.q.outputs + self.k.outputs + self.v.outputs
+
+    @property
+    def own_gates(self) -> tuple[Weight, ...]:
+        """The product of gates, where they have one."""
+        return () if self.gates is None or self.gates.weight is None else (self.gates.weight,)
 
     @property
     def across(self) -> tuple[NormWeight, NormWeight] | None:
@@ -78,7 +94,7 @@ class Attention:
 
     @property
     def weights(self) -> Iterator[Weight]:
-        return iter((self.q, self.k, self.v, self.o))
+        return iter((self.q, self.k, self.v, *self.own_gates, self.o))
 
     def steps_of(self, texts: Sequence[int]) -> int:
         return 7 + 2 * sum([len(self.written(rows)) for rows in texts])
@@ -91,7 +107,8 @@ class Attention:
         heads = self.query_heads * self.width
         qkv, q, mixed = to.scratch("qkv", self.outputs), to.scratch("queries", heads), to.scratch("mixed", heads)
         starts = 0, self.q.outputs, self.q.outputs + self.k.outputs
-        to.product((self.q, self.k, self.v), x, [qkv[:, first:] for first in starts])
+        own = [to.scratch("gates", one.outputs) for one in self.own_gates]
+        to.product((self.q, self.k, self.v, *self.own_gates), x, [*(qkv[:, first:] for first in starts), *own])
         first = 0
         for across in self.across or ():
             part = qkv[:, first : first + across.form.width]
@@ -118,21 +135,22 @@ class Attention:
                 to.steps.add(Work(attend.kernel(attending), given, units, 1))
             begin += text.rows
         if self.gates is not None:
-            to.steps.add(self.gating(self.gates, mixed, qkv))
+            to.steps.add(self.gating(self.gates, mixed, *(own or [qkv])))
         to.product((self.o,), mixed, (out,))
 
-    def gating(self, gates: torch.Tensor, mixed: torch.Tensor, qkv: torch.Tensor) -> Work:
-        """Multiply the heads of all rows by their gates."""
-        spec, units = GatedHeads(self.query_heads, self.width, "sigmoid"), len(mixed) * self.query_heads
-        given = named(gated_heads.FIELDS, x=mixed, gates=qkv, columns=gates, gates_stride=qkv.stride(0) * 4)
-        return Work(gated_heads.kernel(spec), given, units, some(units, 16))
+    def gating(self, gates: Gates, mixed: torch.Tensor, given: torch.Tensor) -> Work:
+        """Multiply the heads of all rows by their gates, which are in rows of the product `given`."""
+        units, stride = len(mixed) * self.query_heads, given.stride(0) * 4
+        at = named(gated_heads.FIELDS, x=mixed, gates=given, columns=gates.columns, gates_stride=stride)
+        return Work(gated_heads.kernel(gates.form), at, units, some(units, 16))
 
     def kernels(self) -> tuple[Rotate, Attend]:
         """The kernels before and after keys and values are in the cache."""
         cache = self.cache
         bias = self.bias.dtype if self.bias is not None else None
         norm = self.q_norm.form if self.q_norm is not None and self._of_heads else None
-        heads, gated = (self.query_heads, self.heads, self.width), self.gates is not None
+        heads = self.query_heads, self.heads, self.width
+        gated = self.gates is not None and not self.own_gates
         last = self.interleaved, self.norm_last
         turned = Rotate(*heads, self.rotated, cache, norm, bias, *last, self.value_norm, self.ring, gated)
         return turned, Attend(*heads, self.width, cache, self.scale, sinks=self.sinks is not None, ring=self.ring)
@@ -150,7 +168,9 @@ def attention_of(module: Any, angles: Angles, kept: Reserved, dtype: torch.dtype
     norms = next((names for names in NORMS if isinstance(getattr(module, names[0], None), nn.Module)), ())
     value_norm = getattr(module, "v_norm", None)
     sinks = getattr(module, "sinks", None)
-    known(module, ("q_proj", "k_proj", "v_proj", "o_proj", *norms, *(("sinks",) if sinks is not None else ())))
+    gate = next((name for name in GATES if hasattr(module, name)), "")
+    own = [name for name in ("sinks", gate) if getattr(module, name, None) is not None]
+    known(module, ("q_proj", "k_proj", "v_proj", "o_proj", *norms, *own))
     width = module.head_dim
     window = kept.sliding_window if isinstance(kept, ReservedWindow) else 0
     ring = room if (room := kept.window) is not None and room < len(angles.cos) else 0
@@ -181,24 +201,36 @@ def attention_of(module: Any, angles: Angles, kept: Reserved, dtype: torch.dtype
         window,
         ring,
         None if value_norm is None else norm_of(value_norm, width).form,
-        gates=(2 * torch.arange(o.inputs // width) + 1) * width if gated else None,
+        gates=_gates(o.inputs // width, width) if gated else None,
     )
+    if gate:
+        form = replace(form, gates=_gates(form.query_heads, width, weight_of(getattr(module, gate))))
     if q_norm is not None and k_norm is not None:
         widths = q_norm.form.width, k_norm.form.width
         if widths not in ((width, width), (q.outputs, k.outputs)):
             raise ModelError("norms of some of the heads are not known")
         if widths[0] == width and q_norm.form != k_norm.form:
             raise ModelError("norms of queries and keys of different kinds are not known")
-    form = _tried(form, module)
-    if form.across is None and not gated and q.bias is not None and k.bias is not None and v.bias is not None:
+    form = _tried(form, module, getattr(module, gate, None))
+    if form.across is None and form.gates is None and q.bias is not None and k.bias is not None and v.bias is not None:
         bias = torch.cat([q.bias, k.bias, v.bias])  # added by the first kernel
         q, k, v = (replace(one, bias=None) for one in (q, k, v))
         form = replace(form, q=q, k=k, v=v, bias=bias)
     return form
 
 
+def _gates(heads: int, width: int, weight: Weight | None = None) -> Gates:
+    """Those behind each head's queries, or of a product: of each number, or of each head."""
+    if weight is None:
+        return Gates(GatedHeads(heads, width, "sigmoid"), (2 * torch.arange(heads) + 1) * width)
+    if weight.outputs not in (heads, heads * width):
+        raise ModelError("gates of some of the heads are not known")
+    form = GatedHeads(heads, width, "sigmoid", whole=weight.outputs == heads)
+    return Gates(form, torch.arange(heads) * (weight.outputs // heads), weight)
+
+
 @torch.inference_mode()
-def _tried(form: Attention, module: Any) -> Attention:
+def _tried(form: Attention, module: Any, gate: Any) -> Attention:
     """The form with the order of what is turned and normed that is nearest to the module's keys; raises ModelError
     where keys, values or results differ by more than rounding."""
     seen = trial(module, form.angles, form.cache, form.q.inputs, form.window)
@@ -221,13 +253,24 @@ def _tried(form: Attention, module: Any) -> Attention:
     sizes = _strides(form, rows) | {"rows": rows, "window": form.window or attend.NO_WINDOW}
     given = named(attend.FIELDS, **at, **sizes, **form.addresses()[1])
     single(attend.kernel(best.kernels()[1]), given, rows * form.heads)
-    if form.gates is not None:
-        gating = form.gating(form.gates, out, qkv)
-        single(gating.kernel, gating.arguments, gating.units)
-    output = module.o_proj(out.to(form.cache))
-    if not (near(keys, seen.keys) and near(values, seen.values) and near(output, seen.output)):
-        raise ModelError(f"{type(module).__name__} computes in a way that is not known")
-    return best
+    if near(keys, seen.keys) and near(values, seen.values):
+        for gates in _activated(form.gates):
+            mixed = out.clone()
+            if gates is not None:
+                given = qkv if gates.weight is None else gate(seen.x).float()
+                gating = form.gating(gates, mixed, given)
+                single(gating.kernel, gating.arguments, gating.units)
+            if near(module.o_proj(mixed.to(form.cache)), seen.output):
+                return replace(best, gates=gates)
+    raise ModelError(f"{type(module).__name__} computes in a way that is not known")
+
+
+def _activated(gates: Gates | None) -> list[Gates | None]:
+    """Gates with each activation that they may have."""
+    if gates is None or gates.weight is None:
+        return [gates]
+    kinds: tuple[Literal["sigmoid", "softplus"], ...] = ("sigmoid", "softplus")
+    return [gates._replace(form=replace(gates.form, activation=kind)) for kind in kinds]
 
 
 def _keys(form: Attention, qkv: torch.Tensor, seen: Trial) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:

@@ -41,6 +41,8 @@ HEAD = "enorm", "hnorm", "eh_proj", "shared_head"  # around the layer of a head
 PLACES = (  # of norms: before the mixer, of what it adds, before the rest, of what that adds
     ("input_layernorm", "", "post_attention_layernorm", ""),
     ("", "post_attention_layernorm", "", "post_feedforward_layernorm"),
+    ("input_layernorm", "post_attention_layernorm", "pre_mlp_layernorm", "post_mlp_layernorm"),
+    ("input_layernorm", "post_self_attn_layernorm", "post_attention_layernorm", "post_mlp_layernorm"),
 )
 
 

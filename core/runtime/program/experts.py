@@ -6,10 +6,9 @@ has the bits of a whole one: each block's hidden states are computed by themselv
 its slots in order.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import accumulate
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 
@@ -17,17 +16,20 @@ from core.errors import ModelError
 from core.memory.codec import Codec
 from core.memory.codec.base import Base
 from core.memory.codec.fast.products import CanonicalProducts, numbered, serves
-from core.memory.codec.fast.steps import Steps, Work, named, single
+from core.memory.codec.fast.steps import Steps, Work, named
 from core.memory.codec.matrix import Matrix, matrix
 from core.memory.codec.native.team_code import LINE
 from core.runtime.expert_math import ExpertMath
 from core.runtime.program import bias, combine, gate
+from core.runtime.program.activation import activation_of, bounds_of
+from core.runtime.program.weights import drawn
 
 if TYPE_CHECKING:
     from core.runtime.program.row_steps import RowSteps
 
 ARGUMENTS = 8192, 384  # bytes for those of a row's steps, and for each of its experts
 FP32 = torch.float32
+Kernels = TypeVar("Kernels")
 
 
 class ExpertKernels:
@@ -40,6 +42,7 @@ class ExpertKernels:
         self.up, self.down = CanonicalProducts(up, FP32), CanonicalProducts(down, FP32)
         self.inner, self.hidden, self.blocks = down.inputs, down.outputs, down.blocks
         self.gate = gate_of(experts, down.own)
+        self.wide = self.gate.inputs * self.blocks
         self._gate = gate.kernel(self.gate)
         self._biases = [None if one.bias is None else bias.kernel(_bias(one)) for one in (up, down)]
         self.steps = Steps()
@@ -47,7 +50,7 @@ class ExpertKernels:
 
     def works(self, counts: Sequence[int], given: int, after: int, slots: int, memory: int) -> Iterable[Work]:
         """Compute counts[i] rows with the expert in its slots; all are addresses. `given` and `after`: the numbers of
-        the first product for each slot, and of the second one for each expert, whose results are rows [all, 2 * inner]
+        the first product for each slot, and of the second one for each expert, whose results are rows [all, wide]
         at `memory`, and [all, hidden]; the second one reads the rows at `prepared`."""
         pairs = sum(counts)
         acts, hidden = self._acts(memory, pairs), pairs * self.blocks
@@ -61,7 +64,7 @@ class ExpertKernels:
         in this memory; its output once all of them were. `given`: numbers for each of these blocks, `after`: of the
         expert, `slots`: of all of its blocks until now."""
         own, acts = self.inner // self.blocks, self._acts(memory, 1)
-        begin, into = memory + first * 2 * own * 4, acts + first * own * 4
+        begin, into = memory + first * self.gate.inputs * 4, acts + first * own * 4
         yield from self._hidden([1] * count, given, slots + 8 * first, begin, into, count)
         if first + count == self.blocks:
             yield from self._outputs([1], after, slots, acts, self.prepared(memory, 1))
@@ -81,7 +84,7 @@ class ExpertKernels:
 
     def _acts(self, memory: int, pairs: int) -> int:
         """Where the activations of so many rows are in the memory of `works`."""
-        return memory + pairs * 2 * self.inner * 4
+        return memory + pairs * self.wide * 4
 
     def prepared(self, memory: int, pairs: int) -> int:
         """Where those are as the second product takes them."""
@@ -93,7 +96,7 @@ class ExpertKernels:
     ) -> tuple[list[int], list[int]]:
         """`given` and `after` of `works`: the prepared rows at `x` whose indices are at each of `rows`, and results one
         after the other at each of `outs`."""
-        wide, long, prepared = 2 * self.inner * 4, self.hidden * 4, self.prepared(memory, sum(counts))
+        wide, long, prepared = self.wide * 4, self.hidden * 4, self.prepared(memory, sum(counts))
         given, after, done = list[int](), list[int](), 0
         for index, count, out in zip(rows, counts, outs, strict=True):
             for block in range(self.blocks):
@@ -159,7 +162,7 @@ class ExpertKernels:
 
     def memory(self, pairs: int) -> int:
         """Bytes that `works` needs for as many rows."""
-        return pairs * (3 * self.inner * 4 + self.down.prepared_bytes) + 64
+        return pairs * ((self.wide + self.inner) * 4 + self.down.prepared_bytes) + 64
 
 
 class FastMath(ExpertMath):
@@ -198,22 +201,21 @@ def _bias(of: Matrix) -> bias.Bias:
 
 
 def gate_of(experts: Any, inner: int) -> gate.Gate:
-    """The activation of an experts module between products of `inner` neurons, found by trying. Raises ModelError."""
-    x = 3 * torch.randn(4, 2 * inner, generator=torch.Generator().manual_seed(0))
-    if experts.has_gate:
-        with torch.inference_mode():
-            wanted = experts._apply_gate(x)
-        for form in GATES:
-            found, got = replace(form, width=inner), torch.empty(4, inner)
-            single(gate.kernel(found), named(gate.FIELDS, x=x, out=got), 4 * found.units)
-            if torch.allclose(got, wanted, rtol=1e-3, atol=1e-4):
-                return found
-    raise ModelError("the fast arithmetic has no such activation")
+    """The activation of an experts module between products of `inner` neurons. Raises ModelError."""
+    x = drawn(FP32, 4, inner * (2 if experts.has_gate else 1))
+    found = activation_of(experts, experts._apply_gate if experts.has_gate else experts.act_fn, x, inner)
+    if found is None:
+        raise ModelError("the fast arithmetic has no such activation")
+    return found
 
 
-GATES = (
-    gate.Gate(1),
-    gate.Gate(1, "gelu_tanh"),
-    gate.Gate(1, interleaved=True),
-    gate.Gate(1, interleaved=True, slope=1.702, limit=7.0, shift=1.0),
-)
+def for_each(
+    modules: Sequence[Any], codecs: Iterable[Codec], make: Callable[[Any, Codec], Kernels]
+) -> Iterator[Kernels]:
+    """What `make` makes of each layer's experts, once for those of one codec and the same bounds."""
+    made: dict[tuple[Codec, float, float], Kernels] = {}
+    for module, codec in zip(modules, codecs, strict=True):
+        key = codec, *bounds_of(module)
+        if key not in made:
+            made[key] = make(module, codec)
+        yield made[key]

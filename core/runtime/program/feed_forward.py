@@ -3,6 +3,7 @@ all tokens. Found by trying the modules on random states."""
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -14,12 +15,14 @@ from torch import nn
 from core.errors import ModelError
 from core.hf.discover import ExpertsSite, RouterOutput, read_router
 from core.memory.codec.fast.steps import named, single
-from core.runtime.program import gate, route
+from core.runtime.program import route
+from core.runtime.program.activation import activation_of
 from core.runtime.program.choose import Groups
 from core.runtime.program.gate import Gate
 from core.runtime.program.route import Route, Score
 from core.runtime.program.weights import (
     CLOSE,
+    FP32,
     TRIED,
     NormWeight,
     Weight,
@@ -29,6 +32,7 @@ from core.runtime.program.weights import (
     known,
     near,
     plain_weight,
+    replaced,
     weight_of,
 )
 
@@ -37,7 +41,6 @@ COUNTS = "n_group", "num_group", "n_groups"  # of groups of experts
 GROUPED = 4 * TRIED  # random rows for a router that may have such: rules for choosing groups differ in few rows
 SAME = 0.9  # of random rows for which a rule has to choose logits as the router does; equal ones are alike
 EPSILON = 1e-20  # added to totals of sigmoids by all models with such routers: no trial shows it
-ACTIVATIONS = Gate(1), Gate(1, "gelu_tanh")
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,16 +96,21 @@ def dense_of(module: Any, dtype: torch.dtype) -> Dense:
     """A dense feed-forward layer for states of a type."""
     known(module, ("gate_proj", "up_proj", "down_proj"))
     gates, ups, down = (weight_of(getattr(module, name)) for name in ("gate_proj", "up_proj", "down_proj"))
-    x = drawn(dtype, TRIED, gates.inputs)
-    wanted = forward(module, x)
-    between = torch.cat([module.gate_proj(x), module.up_proj(x)], -1).float()
-    for form in ACTIVATIONS:
-        found, got = replace(form, width=down.inputs), torch.empty(TRIED, down.inputs)
-        at = named(gate.FIELDS, x=between, out=got)
-        single(gate.kernel(found), at, TRIED * found.units)
-        if near(module.down_proj(got.to(dtype)), wanted):
-            return Dense(gates, ups, down, found)
-    raise ModelError(f"the activation of {type(module).__name__} is not known")
+    between = drawn(FP32, TRIED, 2 * down.inputs)
+    found = activation_of(module, lambda rows: _between(module, rows.to(dtype)), between, down.inputs)
+    if found is None:
+        raise ModelError(f"the activation of {type(module).__name__} is not known")
+    return Dense(gates, ups, down, found)
+
+
+def _between(module: Any, rows: torch.Tensor) -> torch.Tensor:
+    """The hidden states of a dense layer whose gates and ups would be the halves of these rows."""
+    gates, ups = rows.chunk(2, -1)
+    instead = {"gate_proj": lambda x: gates, "up_proj": lambda x: ups, "down_proj": lambda x: x}
+    with contextlib.ExitStack() as stack:
+        for name, one in instead.items():
+            stack.enter_context(replaced(getattr(module, name), one))
+        return torch.as_tensor(forward(module, gates))
 
 
 @torch.inference_mode()
@@ -122,13 +130,14 @@ def routed_of(site: ExpertsSite, dtype: torch.dtype) -> Routed:
     router, vectors = _matrix(site)
     rows = GROUPED if _numbers(site, COUNTS) else TRIED
     seen = _seen(site, drawn(dtype, rows, router.shape[1]))
-    _combined(seen, getattr(block, shared) if shared else None, getattr(block, shared_gate) if shared_gate else None)
+    beside = [getattr(block, name) if name else None for name in (shared, shared_gate)]
+    scale = _combined(site, seen, *beside)
     bias = _bias(seen, router, vectors)
     rule, correction = _rule(site, seen, [one for one in vectors if one is not bias])
     return Routed(
         site,
         plain_weight(router, site.router, bias),
-        rule,
+        replace(rule, scale=rule.scale * scale),
         correction,
         dense_of(getattr(block, shared), dtype) if shared else None,
         weight_of(getattr(block, shared_gate)) if shared_gate else None,
@@ -165,7 +174,6 @@ def _seen(site: ExpertsSite, x: torch.Tensor) -> _Seen:
     """Run the block with random numbers in place of what experts return."""
     given: list[Any] = []
     experts = drawn(x.dtype, *x.shape).flip(0)
-    kept = vars(site.module).get("forward")
 
     def instead(hidden: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
         given[:] = hidden, ids, weights
@@ -173,30 +181,29 @@ def _seen(site: ExpertsSite, x: torch.Tensor) -> _Seen:
 
     answers: list[RouterOutput] = []
     hook = site.router.register_forward_hook(lambda module, args, output: answers.append(read_router(site, output)))
-    vars(site.module)["forward"] = instead
     try:
-        output = forward(site.parent, x[None])
+        with replaced(site.module, instead):
+            output = forward(site.parent, x[None])
     finally:
         hook.remove()
-        del vars(site.module)["forward"]
-        if kept is not None:
-            vars(site.module)["forward"] = kept
     if len(given) != 3 or len(answers) != 1 or not torch.equal(given[0].reshape(x.shape), x):
         raise ModelError(f"{type(site.parent).__name__} calls its experts in another way")
     output = output[0] if isinstance(output, tuple) else output
     return _Seen(x, answers[0], given[1], given[2].float(), experts, output.reshape(x.shape))
 
 
-def _combined(seen: _Seen, shared: Any, shared_gate: Any) -> None:
-    """Raises ModelError where a block adds its experts' outputs in another way."""
-    wanted = seen.experts.float()
+def _combined(site: ExpertsSite, seen: _Seen, shared: Any, shared_gate: Any) -> float:
+    """What a block multiplies its experts' outputs by. Raises ModelError where it adds them in another way."""
+    more = torch.zeros(())
     if shared is not None:
         more = forward(shared, seen.x).float()
-        wanted = wanted + (more if shared_gate is None else forward(shared_gate, seen.x).float().sigmoid() * more)
+        more = more if shared_gate is None else forward(shared_gate, seen.x).float().sigmoid() * more
     elif shared_gate is not None:
         raise ModelError("a gate without a shared expert is not known")
-    if not near(seen.output, wanted):
-        raise ModelError("a block adds the outputs of its experts in a way that is not known")
+    for scale in (1.0, *_numbers(site, SCALES)):
+        if near(seen.output, seen.experts.float() * scale + more):
+            return scale
+    raise ModelError("a block adds the outputs of its experts in a way that is not known")
 
 
 def _rule(site: ExpertsSite, seen: _Seen, vectors: list[torch.Tensor]) -> tuple[Route, torch.Tensor | None]:

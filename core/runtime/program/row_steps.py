@@ -44,7 +44,7 @@ def add(steps: Steps, kernels: ExpertKernels, rows_of: LayerRows, table: int, me
     out, room = kernels.outputs_at(memory, count), kernels.room_at(memory, pairs, count)
     rows, places, slots = (steps.put([0] * pairs) for _ in range(3))
     up, down = map(steps.put, kernels.numbers(memory, [rows] * pairs, ones, kernels.outs(out, ones), room))
-    kernel = group.kernel(experts, chosen, 2 * kernels.inner * 4, hidden * 4)
+    kernel = group.kernel(experts, chosen, kernels.wide * 4, hidden * 4)
     found = named(
         group.FIELDS,
         ids=ids,

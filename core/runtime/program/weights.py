@@ -1,5 +1,7 @@
 """Dense weights and norms of a model's modules, bound where they are."""
 
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -63,6 +65,19 @@ def known(module: nn.Module, names: tuple[str, ...]) -> None:
 def forward(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
     """What a module returns, without its hooks."""
     return type(module).forward(module, *args, **kwargs)
+
+
+@contextmanager
+def replaced(module: nn.Module, instead: Callable[..., torch.Tensor]) -> Iterator[None]:
+    """Meanwhile a call of the module is one of `instead`."""
+    kept = vars(module).get("forward")
+    vars(module)["forward"] = instead
+    try:
+        yield
+    finally:
+        del vars(module)["forward"]
+        if kept is not None:
+            vars(module)["forward"] = kept
 
 
 def drawn(dtype: torch.dtype, *shape: int) -> torch.Tensor:

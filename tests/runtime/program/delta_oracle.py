@@ -75,7 +75,7 @@ def delta_rule(
 
 
 def gated_heads(x: Floats, gates: Floats, activation: str, weight: Floats | None, eps: float) -> Floats:
-    """x and gates [rows, heads, width]; a norm where there are weights [width]."""
+    """x [rows, heads, width], gates as many or [rows, heads, 1]; a norm where there are weights [width]."""
     with np.errstate(all="ignore"):
         normed = x if weight is None else rms(x, weight, eps, False)
-        return np.asarray(normed * (silu(gates) if activation == "silu" else sigmoid(gates)))
+        return np.asarray(normed * {"silu": silu, "sigmoid": sigmoid, "softplus": softplus}[activation](gates))

@@ -203,20 +203,35 @@ def route(
         return ids, weights if scales is None else weights * scales[ids]
 
 
-def gate(x: Floats, *, activation: str, interleaved: bool, slope: float, limit: float, shift: float) -> Floats:
-    """x [rows, 2 * width] -> [rows, width]."""
+def gate(
+    x: Floats,
+    *,
+    activation: str,
+    interleaved: bool = False,
+    slope: float = 1.0,
+    limit: float = 0.0,
+    shift: float = 0.0,
+    ups: bool = True,
+    of_factors: bool = False,
+) -> Floats:
+    """x [rows, width], or with ups [rows, 2 * width] -> [rows, width]."""
     half = x.shape[-1] // 2
-    g, u = (x[:, ::2], x[:, 1::2]) if interleaved else (x[:, :half], x[:, half:])
+    g, u = (x[:, ::2], x[:, 1::2]) if interleaved else (x[:, :half], x[:, half:]) if ups else (x, x)
     with np.errstate(all="ignore"):
         if limit:
-            g = np.where(g > limit, np.float32(limit), g)
+            g = g if of_factors else np.where(g > limit, np.float32(limit), g)
             u = np.where(u > limit, np.float32(limit), np.where(u < -limit, np.float32(-limit), u))
-        if activation == "silu":
-            exponent = g * np.float32(-slope)
+        if activation in ("relu", "relu2"):
+            value = np.where(g < 0, np.float32(0), g)
+            value = value * value if activation == "relu2" else value
+        elif activation == "silu":
+            value = g / (np.float32(1) + exp(g * np.float32(-slope)))
         else:
             c = -2 * math.sqrt(2 / math.pi)
-            exponent = g * fma(g * g, np.float32(c * 0.044715), np.float32(c))
-        return np.asarray(g / (np.float32(1) + exp(exponent)) * (u + np.float32(shift) if shift else u))
+            value = g / (np.float32(1) + exp(g * fma(g * g, np.float32(c * 0.044715), np.float32(c))))
+        if of_factors:
+            value = np.where(value > limit, np.float32(limit), value)
+        return np.asarray(value * (u + np.float32(shift) if shift else u) if ups else value)
 
 
 def combine(

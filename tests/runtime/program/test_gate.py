@@ -1,5 +1,7 @@
 """The activation between an expert's products."""
 
+from dataclasses import asdict
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -24,6 +26,10 @@ CASES = [
     Gate(13, "gelu_tanh", interleaved=True, limit=2.0),
     oss(3),
     oss(2 * BLOCK + 6),
+    Gate(21, "relu", limit=3.0),
+    Gate(37, limit=1.0, of_factors=True),
+    Gate(BLOCK + 3, "relu2", ups=False),
+    Gate(9, ups=False),
 ]
 
 
@@ -38,15 +44,10 @@ def gated(spec: Gate, x: torch.Tensor, splits: list[int]) -> torch.Tensor:
 @settings(max_examples=8, deadline=None)
 @given(seed=st.integers(0, 1 << 30), rows=st.integers(1, 4), splits=st.lists(st.integers(0, 12), max_size=3))
 def test_rows(spec: Gate, wild: bool, seed: int, rows: int, splits: list[int]) -> None:
-    x = drawn(seed, rows, 2 * spec.width, wild=wild) * 4
-    known = oracle.gate(
-        x.numpy(),
-        activation=spec.activation,
-        interleaved=spec.interleaved,
-        slope=spec.slope,
-        limit=spec.limit,
-        shift=spec.shift,
-    )
+    x = drawn(seed, rows, spec.inputs, wild=wild) * 4
+    how = asdict(spec)
+    del how["width"]
+    known = oracle.gate(x.numpy(), **how)
     found = gated(spec, x, splits)
     same(found, known)
     same(gated(spec, x[-1:], []), found[-1:])
@@ -62,3 +63,4 @@ def test_it_is_what_torch_computes() -> None:
     gate, up = x[:, ::2].clamp(max=7), x[:, 1::2].clamp(-7, 7)
     known = gate * torch.sigmoid(gate * 1.702) * (up + 1)
     torch.testing.assert_close(gated(oss(40), x, []), known)
+    torch.testing.assert_close(gated(Gate(80, "relu2", ups=False), x, []), functional.relu(x).square())

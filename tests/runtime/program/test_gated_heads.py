@@ -19,6 +19,9 @@ CASES = [
     GatedHeads(4, 8, "sigmoid"),
     GatedHeads(1, 21, "sigmoid"),
     GatedHeads(2, 8, "silu"),
+    GatedHeads(3, 8, "softplus"),
+    GatedHeads(2, 11, "sigmoid", whole=True),
+    GatedHeads(5, 16, "softplus", whole=True),
 ]
 
 
@@ -31,7 +34,8 @@ def test_rows(spec: GatedHeads, wild: bool, seed: int, rows: int, splits: list[i
     given_ = drawn(seed + 1, rows, spec.heads * spec.width + 2, wild=wild) * 3
     columns = torch.randperm(spec.heads, generator=torch.Generator().manual_seed(seed)) * spec.width + 2
     weight = drawn(seed + 2, spec.width).to((spec.norm.weight if spec.norm else None) or torch.float32)
-    gates = torch.stack([given_[:, begin : begin + spec.width] for begin in columns.tolist()], 1)
+    size = 1 if spec.whole else spec.width
+    gates = torch.stack([given_[:, begin : begin + size] for begin in columns.tolist()], 1)
     known = delta_oracle.gated_heads(
         x.numpy(),
         gates.numpy(),

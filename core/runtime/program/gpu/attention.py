@@ -6,7 +6,6 @@ import torch
 
 from core.memory.codec.fast.gpu.dense import DenseKernels
 from core.runtime.program.attention import Attention
-from core.runtime.program.gated_heads import GatedHeads
 from core.runtime.program.gpu.layer import Cached, LayerKernels
 from core.runtime.program.gpu.mixer import Rows, product_of, tensor_of
 
@@ -18,6 +17,8 @@ class GpuAttention:
         self._form, self._kernels = form, kernels
         self._qkv, self._o = product_of(dense, form.q, form.k, form.v), product_of(dense, form.o)
 
+        self._gates = [product_of(dense, one) for one in form.own_gates]
+
     def __call__(self, x: torch.Tensor, rows: Rows) -> torch.Tensor:
         of, qkv = self._form, self._qkv(x)
         first = 0
@@ -26,9 +27,9 @@ class GpuAttention:
             self._kernels.norm(across.form, tensor_of(across), part, None, part)
             first += across.form.width
         mixed = self._attended(qkv, rows)
+        gates = self._gates[0](x) if self._gates else qkv
         if of.gates is not None:
-            gating = GatedHeads(of.query_heads, of.width, "sigmoid")
-            mixed = self._kernels.gate(gating, mixed, qkv, of.gates, None)
+            mixed = self._kernels.gate(of.gates.form, mixed, gates, of.gates.columns, None)
         return self._o(mixed)
 
     def _attended(self, qkv: torch.Tensor, rows: Rows) -> torch.Tensor:

@@ -4,26 +4,10 @@ Importing this module needs triton."""
 import triton
 import triton.language as tl
 
-from core.runtime.program import exp as on_cpu
-from core.runtime.program.gpu.exp import exp, sigmoid
+from core.runtime.program.gpu.exp import exp, sigmoid, softplus
 from core.runtime.program.gpu.rms import total
 
-ARTANH = tl.constexpr(on_cpu.ARTANH)
 AHEAD = tl.constexpr(16)  # rows of a state that are read at once
-
-
-def _softplus(x: tl.tensor) -> tl.tensor:
-    """max(x, 0) + 2 * artanh(s), where s = t / (2 + t) and t = exp(-|x|)."""
-    t = exp(-tl.abs(x))
-    s = tl.div_rn(t, t + 2.0)
-    square = s * s
-    value = tl.zeros_like(x) + 1 / (2 * ARTANH + 1)
-    for i in tl.static_range(ARTANH):
-        value = tl.fma(value, square, tl.zeros_like(x) + 1 / (2 * (ARTANH - 1 - i) + 1))
-    return tl.fma(s + s, value, tl.where(x > 0, x, 0.0))
-
-
-softplus = triton.jit(_softplus)
 
 
 def _per_root(squares: tl.tensor, EPS: tl.constexpr) -> tl.tensor:

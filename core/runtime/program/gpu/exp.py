@@ -1,4 +1,5 @@
-"""exp in fp32 with the operations of `core.runtime.program.exp`, one for one. Importing this module needs triton."""
+"""exp in fp32 and what is made of it, with the operations of `core.runtime.program.exp`, one for one. Importing this
+module needs triton."""
 
 import math
 
@@ -12,7 +13,7 @@ SHIFT = tl.constexpr(on_cpu.SHIFT)
 SHIFT_BITS = tl.constexpr(0x4B400000)  # of SHIFT in fp32
 PER_LN2 = tl.constexpr(1 / math.log(2))
 LN2, LN2_REST = tl.constexpr(-on_cpu.LN2), tl.constexpr(-on_cpu.LN2_REST)
-DEGREE = tl.constexpr(on_cpu.DEGREE)
+DEGREE, ARTANH = tl.constexpr(on_cpu.DEGREE), tl.constexpr(on_cpu.ARTANH)
 TERMS = tl.constexpr(tuple(1 / math.factorial(power) for power in range(on_cpu.DEGREE + 1)))
 
 
@@ -43,3 +44,17 @@ def _sigmoid(x: tl.tensor) -> tl.tensor:
 
 
 sigmoid = triton.jit(_sigmoid)
+
+
+def _softplus(x: tl.tensor) -> tl.tensor:
+    """max(x, 0) + 2 * artanh(s), where s = t / (2 + t) and t = exp(-|x|)."""
+    t = exp(-tl.abs(x))
+    s = tl.div_rn(t, t + 2.0)
+    square = s * s
+    value = tl.zeros_like(x) + 1 / (2 * ARTANH + 1)
+    for i in tl.static_range(ARTANH):
+        value = tl.fma(value, square, tl.zeros_like(x) + 1 / (2 * (ARTANH - 1 - i) + 1))
+    return tl.fma(s + s, value, tl.where(x > 0, x, 0.0))
+
+
+softplus = triton.jit(_softplus)

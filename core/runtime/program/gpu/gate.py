@@ -12,15 +12,24 @@ GELU, CUBE = tl.constexpr(on_cpu.GELU), tl.constexpr(on_cpu.GELU * 0.044715)
 def _gated(gate: tl.tensor, up: tl.tensor, SPEC: tl.constexpr) -> tl.tensor:
     """Hidden states of gates and ups in fp32. SPEC: core.runtime.program.gate.Gate."""
     if SPEC.limit != 0:
-        gate = tl.where(gate > SPEC.limit, SPEC.limit, gate)
+        if not SPEC.of_factors:
+            gate = tl.where(gate > SPEC.limit, SPEC.limit, gate)
         up = tl.where(up > SPEC.limit, SPEC.limit, up)
         up = tl.where(up < -SPEC.limit, -SPEC.limit, up)
-    if SPEC.activation == "silu":
-        exponent = gate * -SPEC.slope
+    if SPEC.activation == "relu":
+        value = tl.where(gate < 0, 0.0, gate)
+    elif SPEC.activation == "relu2":
+        value = tl.where(gate < 0, 0.0, gate)
+        value *= value
     else:
-        square = gate * gate
-        exponent = gate * tl.fma(square, tl.zeros_like(gate) + CUBE, tl.zeros_like(gate) + GELU)
-    value = tl.div_rn(gate, 1.0 + exp(exponent))
+        if SPEC.activation == "silu":
+            exponent = gate * -SPEC.slope
+        else:
+            square = gate * gate
+            exponent = gate * tl.fma(square, tl.zeros_like(gate) + CUBE, tl.zeros_like(gate) + GELU)
+        value = tl.div_rn(gate, 1.0 + exp(exponent))
+    if SPEC.limit != 0 and SPEC.of_factors:
+        value = tl.where(value > SPEC.limit, SPEC.limit, value)
     if SPEC.shift != 0:
         up += SPEC.shift
     return value * up

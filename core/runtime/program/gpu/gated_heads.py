@@ -4,7 +4,7 @@ triton."""
 import triton
 import triton.language as tl
 
-from core.runtime.program.gpu.exp import exp
+from core.runtime.program.gpu.exp import exp, sigmoid, softplus
 from core.runtime.program.gpu.rms import factor_of, scaled
 
 
@@ -19,15 +19,16 @@ def _gated_heads(
     BLOCK: tl.constexpr,
 ) -> None:
     """S: core.runtime.program.gated_heads.GatedHeads. Programs: heads, rows. x and out [rows, S.heads, S.width]; the
-    gates of head i are columns[i], int64, and those after it, of a row of `gates`, gates_stride numbers from one to the
-    next. All are fp32."""
+    gates of head i are columns[i], int64, and those after it, or that alone, of a row of `gates`, gates_stride numbers
+    from one to the next. All are fp32."""
     head, row = tl.program_id(0), tl.program_id(1).to(tl.int64)
     W: tl.constexpr = S.width
     x += (row * S.heads + head) * W
     gates += row * gates_stride + tl.load(columns + head)
     at = tl.arange(0, BLOCK)
     known = at < W
-    value, gate = tl.load(x + at, mask=known, other=0), tl.load(gates + at, mask=known, other=0)
+    value = tl.load(x + at, mask=known, other=0)
+    gate = tl.load(gates + tl.zeros_like(at) if S.whole else gates + at, mask=known, other=0)
     if S.norm is not None:
         squares = tl.zeros((8,), tl.float32)
         for first in tl.static_range(0, W, 8):
@@ -35,11 +36,12 @@ def _gated_heads(
             some = tl.load(x + k, mask=k < W, other=0)
             squares = tl.fma(some, some, squares)
         value = scaled(value, factor_of(squares, W, S.norm.eps), weight, at, known, S.norm.offset)
-    divisor = 1.0 + exp(-gate)
-    if S.activation == "silu":
-        value *= tl.div_rn(gate, divisor)
+    if S.activation == "softplus":
+        value *= softplus(gate)
+    elif S.activation == "silu":
+        value *= tl.div_rn(gate, 1.0 + exp(-gate))
     else:
-        value *= tl.div_rn(tl.zeros_like(gate) + 1.0, divisor)
+        value *= sigmoid(gate)
     tl.store(out + (row * S.heads + head) * W + at, value, mask=known)
 
 

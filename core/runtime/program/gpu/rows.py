@@ -73,6 +73,8 @@ def gpu_experts(experts: Any, codec: Codec, launcher: Launcher) -> GpuExperts:
         raise ModelError("on a GPU the fast arithmetic does not compute experts in several blocks")
     up, down = matrix(codec, "gate_up_proj" if experts.has_gate else "up_proj"), matrix(codec, "down_proj")
     biases = sum(one.bias is not None for one in (up, down))
+    if not experts.has_gate:
+        raise ModelError("on a GPU the fast arithmetic has no activation without a gate")
     if any(one.bits and one.inputs % 32 for one in (up, down)) or biases != len(codec.biases):
         raise ModelError("the fast arithmetic has no kernels for experts of this form")
     return GpuExperts(up, down, gate_of(experts, down.inputs), launcher)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from transformers import DynamicCache
+from transformers import AutoConfig, DynamicCache
 
 from core.engine import Engine
 from core.engine.batch_request import BatchRequest
@@ -21,8 +21,9 @@ from core.runtime.program import row_steps
 from core.settings.config import Settings
 from core.settings.sampling import Sampling
 from core.system.native.compile import supported
+from tests.architectures.tiny import tiny
 from tests.architectures.trial import random_model as any_random_model
-from tests.architectures.trial import save
+from tests.architectures.trial import save, transformers_own
 from tests.checkpoints import make_checkpoint, random_model
 from tests.equality.fast import CLOSE, OTHERS, distance, load, logits, read
 from tests.equality.passes import PROMPT, plain_transformers, run
@@ -51,6 +52,9 @@ KNOWN: dict[str, dict[str, object]] = {  # what the program computes
     "granitemoe": dict(
         embedding_multiplier=12.0, residual_multiplier=0.22, logits_scaling=6.0, attention_multiplier=0.3
     ),
+    "granitemoeshared": dict(residual_multiplier=0.22),
+    "afmoe": dict(route_scale=1.5),
+    "laguna": dict(moe_routed_scaling_factor=1.5),
     "gemma4_text": dict(
         hidden_size_per_layer_input=0, attention_k_eq_v=True, global_head_dim=32, final_logit_softcapping=30.0
     ),
@@ -58,7 +62,14 @@ KNOWN: dict[str, dict[str, object]] = {  # what the program computes
     "deepseek_v3": dict(attention_bias=True, rope_parameters=YARN),
     "glm4_moe_lite": dict(rope_interleave=False),
 }
-WHOLE = "qwen3_vl_moe", "glm4v_moe", "kimi_k25", "mistral3", "qwen3_omni_moe_thinker"  # their text part
+WHOLE = (
+    "qwen3_vl_moe",
+    "glm4v_moe",
+    "kimi_k25",
+    "mistral3",
+    "qwen3_omni_moe_thinker",
+    "minimax_m3_vl",
+)  # their text part
 LATENT = "deepseek_v2", "deepseek_v3", "glm4_moe_lite"
 QUICK = ("qwen2_moe",)  # shared experts, and a layer without any
 WINDOWS: dict[str, dict[str, object]] = {
@@ -115,6 +126,22 @@ def test_models_of_text_and_images(arch: str, tmp_path: Path) -> None:
             assert (engine.wiring.answering.hooked.program is not None) == (arithmetic == "fast")
             found.append(logits(engine, PROMPT, [10, 9, 5]))
     assert (found[0] - found[1]).abs().max() < CLOSE * found[1].abs().max()
+
+
+def test_limits_of_some_layers(tmp_path: Path) -> None:
+    """Step 3.7 Flash limits what its last layers' activations multiply, of experts and of the shared one."""
+    tight: dict[str, object] = {"swiglu_limits": [0, 0, 0, 0.02], "swiglu_limits_shared": [0, 0, 0.01, 0]}
+    config = AutoConfig.for_model("step3p7", **tiny("step3p7")).text_config.to_dict()
+    path = save(
+        any_random_model("step3p7", text_config={**config, **tight, "moe_router_scaling_factor": 1.5}), tmp_path
+    )
+    plain = transformers_own(path, torch.float32)
+    with unloading(load(path, dtype="float32")) as engine:
+        assert engine.wiring.answering.hooked.program is not None
+        with torch.inference_mode():
+            wanted, _ = run(plain, DynamicCache(config=plain.config), lambda step: None, 0)
+        found = logits(engine, PROMPT, [len(PROMPT)])
+        assert (found - wanted[-1]).abs().max() < CLOSE * wanted[-1].abs().max()
 
 
 @pytest.mark.long(0.1)  # test_biases_of_experts_and_sinks has it of one model

@@ -37,7 +37,7 @@ CHANGED: dict[str, dict[str, object]] = {
 UNKNOWN = {  # and why
     "olmoe": "clip_qkv",
     "phimoe": "norms of the kind LayerNorm",
-    "granitemoeshared": "it has shared_mlp",
+    "nemotron_h": "it has embeddings, norm_f",
     "gemma4_text": "it has embed_tokens_per_layer",
 }
 

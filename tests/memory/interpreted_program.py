@@ -63,6 +63,12 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {  # what is changed o
         {"format": "int4-g32", **BF16},
     ),
     "flex_olmo": ({"intermediate_size": 32}, {"format": "int4-g32", **BF16}),
+    "granitemoeshared": ({"shared_intermediate_size": 32}, {"format": "checkpoint", **BF16}),
+    "afmoe": (
+        {"num_dense_layers": 1, "moe_intermediate_size": 32, "sliding_window": 4},
+        {"format": "int4-g32", "dense": "int4-g32", **BF16},
+    ),
+    "laguna": ({"moe_intermediate_size": 32}, {"format": "int8-g32", **BF16}),
     "gemma4_text": (
         {
             "top_k_experts": 2,

@@ -257,8 +257,8 @@ def _tried(form: Attention, module: Any, gate: Any) -> Attention:
         for gates in _activated(form.gates):
             mixed = out.clone()
             if gates is not None:
-                given = qkv if gates.weight is None else gate(seen.x).float()
-                gating = form.gating(gates, mixed, given)
+                gated = qkv if gates.weight is None else gate(seen.x).float()
+                gating = form.gating(gates, mixed, gated)
                 single(gating.kernel, gating.arguments, gating.units)
             if near(module.o_proj(mixed.to(form.cache)), seen.output):
                 return replace(best, gates=gates)

@@ -7,7 +7,7 @@ import functools
 import inspect
 import logging
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import torch
@@ -35,6 +35,7 @@ log = logging.getLogger("moestro.load")
 
 PART = "language_model"
 BLOCKS = "mlp", "block_sparse_moe"
+SHARED = "shared_mlp"
 NORMS = "input_layernorm", "post_attention_layernorm", "pre_feedforward_layernorm", "post_feedforward_layernorm"
 ROTATIONS = "default", "linear", "llama3", "yarn", "proportional"  # of angles that no text's length changes
 HEAD = "enorm", "hnorm", "eh_proj", "shared_head"  # around the layer of a head
@@ -228,15 +229,22 @@ def _layer(
     block = next((name for name in BLOCKS if hasattr(layer, name)), BLOCKS[0])
     of = {name for name, _ in layer.named_children() if "norm" in name}
     places = next((names for names in PLACES if of == {*names} - {""}), PLACES[0])
-    known(layer, ("linear_attn" if delta else "self_attn", block, *filter(None, places)))
+    beside = getattr(layer, SHARED, None)  # the expert that all tokens share, outside the block
+    own = [] if beside is None else [SHARED]
+    known(layer, ("linear_attn" if delta else "self_attn", block, *own, *filter(None, places)))
     before, mixed, after, added = [norm_of(getattr(layer, name)) if name else None for name in places]
     site = sites.pop(id(getattr(layer, block)), None)
+    rest = dense_of(getattr(layer, block), dtype) if site is None else routed_of(site, dtype)
+    if beside is not None:
+        if not isinstance(rest, Routed) or rest.shared is not None:
+            raise ModelError("a dense layer beside another one is not known")
+        rest = replace(rest, shared=dense_of(beside, dtype))
     return Layer(
         before,
         mixer,
         after,
         getattr(layer, places[2]) if places[2] else None,
-        dense_of(getattr(layer, block), dtype) if site is None else routed_of(site, dtype),
+        rest,
         mixed,
         added,
     )

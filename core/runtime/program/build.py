@@ -175,7 +175,7 @@ class Builder:
         rows, count, inner = self._rows, self.count, form.down.inputs
         gates = rows.gates.view(-1)[: 2 * count * inner].view(count, 2 * inner)
         acts = rows.acts.view(-1)[: count * inner].view(count, inner)
-        self.product((form.gate, form.up), rows.normed, (gates, gates[:, inner:]))
+        self.product(form.first, rows.normed, (gates, gates[:, inner:])[: len(form.first)])
         given, units = named(gate.FIELDS, x=gates, out=acts), count * form.form.units
         self.steps.add(Work(gate.kernel(form.form), given, units, some(units)))
         self.product((form.down,), acts, (out,))

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
@@ -37,6 +37,11 @@ from core.runtime.program.weights import (
 )
 
 SCALES = "routed_scaling_factor", "router_scaling_factor", "route_scale"  # of weights
+DENSE = (  # names of first products, and of the last one
+    ("gate_proj", "up_proj", "down_proj"),
+    ("gate_up_proj", "down_proj"),
+    ("input_linear", "output_linear"),
+)
 COUNTS = "n_group", "num_group", "n_groups"  # of groups of experts
 GROUPED = 4 * TRIED  # random rows for a router that may have such: rules for choosing groups differ in few rows
 SAME = 0.9  # of random rows for which a rule has to choose logits as the router does; equal ones are alike
@@ -45,10 +50,9 @@ EPSILON = 1e-20  # added to totals of sigmoids by all models with such routers: 
 
 @dataclass(frozen=True, slots=True)
 class Dense:
-    """down(activation(gate(x)) * up(x))."""
+    """down(activation(gate(x)) * up(x)). `first`: gates and ups, one after the other, of one matrix or of two."""
 
-    gate: Weight
-    up: Weight
+    first: tuple[Weight, ...]
     down: Weight
     form: Gate
 
@@ -94,23 +98,24 @@ class _Seen(NamedTuple):
 @torch.inference_mode()
 def dense_of(module: Any, dtype: torch.dtype) -> Dense:
     """A dense feed-forward layer for states of a type."""
-    known(module, ("gate_proj", "up_proj", "down_proj"))
-    gates, ups, down = (weight_of(getattr(module, name)) for name in ("gate_proj", "up_proj", "down_proj"))
+    names = next((names for names in DENSE if all(hasattr(module, name) for name in names)), DENSE[0])
+    known(module, names)
+    *parts, last = (getattr(module, name) for name in names)
+    *first, down = (weight_of(one) for one in (*parts, last))
     between = drawn(FP32, TRIED, 2 * down.inputs)
-    found = activation_of(module, lambda rows: _between(module, rows.to(dtype)), between, down.inputs)
-    if found is None:
+    found = activation_of(module, lambda rows: _between(module, parts, last, rows.to(dtype)), between, down.inputs)
+    if found is None or found.interleaved:
         raise ModelError(f"the activation of {type(module).__name__} is not known")
-    return Dense(gates, ups, down, found)
+    return Dense(tuple(first), down, found)
 
 
-def _between(module: Any, rows: torch.Tensor) -> torch.Tensor:
-    """The hidden states of a dense layer whose gates and ups would be the halves of these rows."""
-    gates, ups = rows.chunk(2, -1)
-    instead = {"gate_proj": lambda x: gates, "up_proj": lambda x: ups, "down_proj": lambda x: x}
+def _between(module: Any, first: Sequence[nn.Module], last: nn.Module, rows: torch.Tensor) -> torch.Tensor:
+    """The hidden states of a dense layer whose first products would be the parts of these rows."""
     with contextlib.ExitStack() as stack:
-        for name, one in instead.items():
-            stack.enter_context(replaced(getattr(module, name), one))
-        return torch.as_tensor(forward(module, gates))
+        for one, part in zip(first, rows.chunk(len(first), -1), strict=True):
+            stack.enter_context(replaced(one, lambda x, part=part: part))
+        stack.enter_context(replaced(last, lambda x: x))
+        return torch.as_tensor(forward(module, rows))
 
 
 @torch.inference_mode()

@@ -166,7 +166,7 @@ class Program:
         """Of the model's dense layers."""
         for layer in self.form.layers:
             dense = layer.dense
-            for weight in (*layer.mixer.weights, *((dense.gate, dense.up, dense.down) if dense is not None else ())):
+            for weight in (*layer.mixer.weights, *((*dense.first, dense.down) if dense is not None else ())):
                 yield weight.products
         yield self.form.head.products
 

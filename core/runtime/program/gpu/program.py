@@ -227,7 +227,7 @@ class GpuLayer:
             self.router = product_of(dense, rest.router)
             self.shared_gate = None if rest.shared_gate is None else product_of(dense, rest.shared_gate)
         of = form.dense
-        self.dense = (product_of(dense, of.gate, of.up), product_of(dense, of.down)) if of is not None else None
+        self.dense = (product_of(dense, *of.first), product_of(dense, of.down)) if of is not None else None
 
 
 def mixer_of(form: Mixer, dense: DenseKernels, kernels: LayerKernels) -> GpuMixer:

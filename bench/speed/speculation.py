@@ -9,9 +9,9 @@ The machine's own link copies from host memory; the emulated one takes as many l
 machine's does.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from copy import copy
-from itertools import islice
+from itertools import islice, product
 from statistics import fmean, median
 from typing import Any
 
@@ -21,6 +21,7 @@ from bench.harness.engines import emulated_link, model_of, token_stream
 from bench.harness.figures import spread
 from bench.harness.paired import times
 from bench.harness.report import grid, interval
+from bench.harness.resume import KeptRows
 from bench.harness.run import Result, Run, Suite
 from bench.models.head import TOGETHER, with_head
 from core.engine import Engine
@@ -32,6 +33,7 @@ from core.types import Ids, StepRecord
 
 PASSAGE, EDITED = 48, 12  # tokens
 SKIPPED = 2  # decoded passes that are not counted
+LINKS = "own", "emulated"
 TEXTS = ("repeated", "edited", "held out", "own")
 FIXED = (1, 2, 4, 8)
 KINDS = ("off", "lookup", *map(str, FIXED))
@@ -42,40 +44,63 @@ HALF = 0.5
 
 
 def measure(run: Run, model: str = "demo", budgets: str = "25%,50%,100%", rounds: int = 3, tokens: int = 96) -> Result:
-    """`tokens` = written after each prompt."""
-    found, head = list[dict[str, Any]](), model == WITH_HEAD
+    """`tokens` = written after each prompt. A run that breaks off goes on after the last cell, if its folder stays."""
+    head = model == WITH_HEAD
+    asked = {"model": model, "rounds": rounds, "tokens": tokens, "small": run.small}
+    kept = KeptRows(run.folder() / "speculation.jsonl", asked)
     path, kinds = model_of(run, model), (*KINDS, *HEADS) if head else KINDS
     if head:
         few = {"texts": TOGETHER, "steps": 2} if run.small else {}
         path = str(with_head(run.folder(), "demo", run.say, **few))
     for budget in budgets.split(","):
         settings = {"budget": budget, "link": "own", "drafts": "auto" if head else "off"}  # a head is loaded for these
-        engine = run.engine(path, settings, endless=True, arithmetic="fast", context=512)
-        texts = _texts(engine, rounds + 1, tokens)
-        layer_ms = Answer(engine, "off", Gates(), texts["held out"][0]).ms / engine.shape.layers
-        for link in ({"link": "own"}, emulated_link(layer_ms, engine.sizes.blob)):
-            engine.change(link)
-            for text in TEXTS:
-                gates = {kind: Gates() for kind in kinds}  # each learns from its own passes alone
-
-                def answered(
-                    kind: str,
-                    number: int,
-                    of: list[list[int]] = texts[text],
-                    engine: Engine = engine,
-                    gates: dict[str, Gates] = gates,
-                ) -> Answer:
-                    return Answer(engine, kind, gates[kind], of[number])
-
-                of = run.by_turns(kinds, answered, rounds, what=f"{budget}, {link['link']} link, {text}")
-                about = {
-                    "budget": budget,
-                    "resident": engine.expert_cache.slots / (engine.shape.layers * engine.shape.experts),
-                    **link,
-                    "text": text,
-                }
-                found.append({**about, **_figures(of)})
+        cells = [cell for cell in product(LINKS, TEXTS) if _row(kept, budget, *cell) is None]
+        if cells:
+            with run.loaded(path, settings, endless=True, arithmetic="fast", context=512) as engine:
+                _measure_cells(run, engine, kept, cells, kinds, budget, rounds, tokens)
+    found = [_row(kept, *cell) for cell in product(budgets.split(","), LINKS, TEXTS)]
+    kept.done()
     return {"rows": found, "goals": [FASTER, NEVER_BELOW], "prompt": PASSAGE}
+
+
+def _row(kept: KeptRows, budget: str, link: str, text: str) -> Result | None:
+    """A cell that was measured before."""
+    wanted = budget, link, text
+    return next((row for row in kept.rows if (row["budget"], row["link"], row["text"]) == wanted), None)
+
+
+def _measure_cells(
+    run: Run,
+    engine: Engine,
+    kept: KeptRows,
+    cells: Sequence[tuple[str, str]],
+    kinds: Sequence[str],
+    budget: str,
+    rounds: int,
+    tokens: int,
+) -> None:
+    texts = _texts(engine, rounds + 1, tokens)
+    layer_ms = kept.note(
+        f"layer_ms {budget}", lambda: Answer(engine, "off", Gates(), texts["held out"][0]).ms / engine.shape.layers
+    )
+    links = {"own": {"link": "own"}, "emulated": emulated_link(layer_ms, engine.sizes.blob)}
+    for link, text in cells:
+        engine.change(links[link])
+        gates = {kind: Gates() for kind in kinds}  # each learns from its own passes alone
+
+        def answered(
+            kind: str, number: int, of: list[list[int]] = texts[text], gates: dict[str, Gates] = gates
+        ) -> Answer:
+            return Answer(engine, kind, gates[kind], of[number])
+
+        of = run.by_turns(kinds, answered, rounds, what=f"{budget}, {link} link, {text}")
+        about = {
+            "budget": budget,
+            "resident": engine.expert_cache.slots / (engine.shape.layers * engine.shape.experts),
+            **links[link],
+            "text": text,
+        }
+        kept.add({**about, **_figures(of)})
 
 
 def _texts(engine: Engine, count: int, tokens: int) -> dict[str, list[list[int]]]:

@@ -53,10 +53,8 @@ FAST = (
     "Fast arithmetic: the answers' bits are those with everything resident, and differ slightly from transformers' "
     "own. If it does not know the model, the reference computes, and the model's status shows the reason."
 )
-HEAD = (
-    "With its head that predicts further tokens (MTP), for drafts: {} of the dense weights, and the last layer of the "
-    "experts."
-)
+HEAD = "With its head that predicts further tokens (MTP), for drafts: {} of the dense weights{}."
+EXPERTS = ", and the last layer of the experts"
 DRAFT = "With the draft model {}: {} of the dense weights, and {} of the KV cache."
 NO_DRAFT = (
     "A draft model guesses tokens for the fast arithmetic on a CPU alone. Choose that, or leave the draft model out."
@@ -107,7 +105,8 @@ class Plan:
         close = CLOSE.format(self.outline.closeness) if self.outline.closeness else ""
         split = SPLIT.format(self.codecs.blocks, SPLIT_SUMS) if self._sums_blocks else ""
         device = remark(self.device, self.dtype) or (passed_over(self.spec.device) if self.device.type == "cpu" else "")
-        head = HEAD.format(format_bytes(self.outline.head_bytes)) if self.outline.heads else ""
+        own, experts = self.outline.head_bytes, EXPERTS if self.outline.heads else ""
+        head = HEAD.format(format_bytes(own), experts) if own else ""
         draft = self.draft
         small = "" if draft is None else DRAFT.format(draft.files.path, *map(format_bytes, (draft.weights, draft.kv)))
         turns = TEXT_TO_TEXT if self.outline.encoder_layers else ""
@@ -252,7 +251,7 @@ def _wants_head(spec: LoadSpec, files: ModelFiles, pack: Manifest | None, device
     if not (used and spec.settings.drafts.by_head):
         return False
     if pack is not None:
-        return pack.heads > 0
+        return pack.heads > 0 or may_have_head({name for file in files.weights for name in read_header(file)[0]})
     return _has_head(files.path, stamp(files.path))
 
 

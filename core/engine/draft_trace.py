@@ -30,14 +30,6 @@ class Foretold(NamedTuple):
     missing: Sequence[int]
 
 
-class Routed(NamedTuple):
-    """The experts [L, T, k] of a pass, whose first row is number `first` of the text."""
-
-    first: int
-    rows: int
-    chosen: "array[int]"
-
-
 class RoutingTrace:
     """Of one text at a time, for one loaded model: what its tokens have visited, as far as it was recorded."""
 
@@ -49,7 +41,7 @@ class RoutingTrace:
     def forget(self) -> None:
         """What comes next belongs to no text that is known."""
         self._ids: Sequence[int] = []
-        self._passes = list[Routed]()
+        self._passes: list[tuple[int, array[int]]] = []  # where each begins in the text, and its experts [L, T, k]
         self._end = self._bytes = 0  # the position after the last, and what all take
         self._places: dict[int, int] = {}  # of tokens, the last position of each, of the first `_placed` positions
         self._placed = 0
@@ -57,20 +49,20 @@ class RoutingTrace:
     def passed(self, ids: Sequence[int], first: int, kept: int) -> None:
         """The latest pass has computed `kept` tokens that stay, those of `ids` from number `first` on. `ids` is the
         same list as long as it is the same answer, and grows."""
-        raw = self._recorder.latest
-        self._cut(min(first, self._same(ids)))
-        self._ids = ids
-        if self._end != first:  # what lies between was computed elsewhere
-            self.forget()
+        if ids is not self._ids or first != self._end:
+            self._cut(min(first, self._same(ids)))
+            if self._end != first:  # what lies between was computed elsewhere
+                self.forget()
             self._ids = ids
+        raw = self._recorder.latest
         if raw is None or len(raw.layers) != self._shape.layers:
             return
-        rows = len(raw.chosen) // (self._shape.layers * self._shape.top_k)
-        self._passes.append(Routed(first, rows, raw.chosen))
-        self._end, self._bytes = first + kept, self._bytes + 2 * len(raw.chosen)
+        chosen = raw.chosen
+        self._passes.append((first, chosen))
+        self._end, self._bytes = first + kept, self._bytes + 2 * len(chosen)
         if self._bytes > MOST_BYTES:
             del self._passes[: -(-len(self._passes) // 2)]
-            self._bytes = 2 * sum(len(one.chosen) for one in self._passes)
+            self._bytes = 2 * sum(len(one) for _, one in self._passes)
 
     def _same(self, ids: Sequence[int]) -> int:
         """Of how many tokens of `ids` it has the beginning."""
@@ -78,8 +70,8 @@ class RoutingTrace:
 
     def _cut(self, length: int) -> None:
         """Keep the first so many positions."""
-        while self._passes and self._passes[-1].first >= length:
-            self._bytes -= 2 * len(self._passes.pop().chosen)
+        while self._passes and self._passes[-1][0] >= length:
+            self._bytes -= 2 * len(self._passes.pop()[1])
         if length < self._placed:
             self._places, self._placed = {}, 0
         self._end = min(self._end, length)
@@ -133,9 +125,10 @@ class RoutingTrace:
         number = bisect(self._passes, at, key=_first) - 1
         if number < 0:
             return None
-        first, rows, chosen = self._passes[number]
-        if rows > 1:
+        first, chosen = self._passes[number]
+        if len(chosen) > len(self._layer_eids):  # of several rows
             k = self._shape.top_k
+            rows = len(chosen) // len(self._layer_eids)
             starts = range((at - first) * k, len(chosen), rows * k)
             chosen = array("h", [expert for start in starts for expert in chosen[start : start + k]])
         return [*map(add, chosen, self._layer_eids)]

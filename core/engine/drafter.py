@@ -194,18 +194,19 @@ class Drafter:
     def computed(self, sequence: Sequence, drawn: Tokens[int], count: int, allowed: bool) -> None:
         """After a pass over the next `count` tokens of a sequence, and its draft: it has drawn these tokens, and others
         may be guessed if `allowed`."""
+        if not (self._looks_up or self._asked):
+            return
         rows = count + max(0, len(drawn) - 1)
-        if self._trace is not None and (self._looks_up or self._asked):
-            self._trace.passed(sequence.ids, sequence.computed - rows, rows)
+        first = sequence.computed - rows
+        if self._trace is not None:
+            self._trace.passed(sequence.ids, first, rows)
         if self.head is None or self._program is None or not self._asks_head:
             return
-        began_s = time.perf_counter()
-        ids = [*sequence.ids, *drawn]
-        states = self._program.states()
-        self.head.seen(ids, sequence.computed - rows, states if rows == len(states) else states[:rows])
-        if allowed and count > 1 and drawn and self.head.ready(ids):  # a prompt: no guess is to wait for it
+        self.head.seen(sequence.ids, first, rows, self._program.states())
+        if allowed and count > 1 and drawn and self.head.ready(ids := [*sequence.ids, *drawn]):
+            began_s = time.perf_counter()  # of a prompt: no guess is to wait for it
             self.head.read(ids)
-        self._took_s += time.perf_counter() - began_s
+            self._took_s += time.perf_counter() - began_s
 
     def passed(self, sequence: Sequence, drawn: list[int], step: StepRecord) -> None:
         """That pass has drawn these tokens: all of the draft that were right, and the one that follows them."""
@@ -244,8 +245,8 @@ class Drafter:
         """Have the record of a pass say what guessing took."""
         if self._took_s:
             step.draft_ms, self._took_s = 1e3 * self._took_s, 0.0
-        if self.head is not None and self._asks_head:
-            step.draft_requests, step.draft_hits, step.draft_bytes = self.head.take_use()
+        if self.head is not None and self._asks_head and (use := self.head.take_use()) is not None:
+            step.draft_requests, step.draft_hits, step.draft_bytes = use
 
 
 def _right(guessed: Tokens[int], drawn: Tokens[int]) -> int:

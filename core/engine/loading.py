@@ -69,7 +69,8 @@ class LoadedModel:
     @property
     def cached_sites(self) -> tuple[ExpertsSite, ...]:
         """All MoE layers whose experts are cached: those of the model, then those of its head."""
-        return self.sites if self.head is None else (*self.sites, self.head.site)
+        own = None if self.head is None else self.head.site
+        return self.sites if own is None else (*self.sites, own)
 
     @property
     def device(self) -> torch.device:
@@ -159,7 +160,7 @@ def _dense(plan: Plan) -> Any:
     with ThreadPoolExecutor(1) as beside:
         checked = beside.submit(check_dense, plan.files.path, plan.pack) if plan.pack is not None else None
         first = plan.device if plan.spec.dense == "checkpoint" else "cpu"  # unrounded weights never go to a GPU
-        model = load_skeleton(plan.files, plan.dtype, first, head=plan.outline.heads > 0)
+        model = load_skeleton(plan.files, plan.dtype, first, head=plan.outline.head_bytes > 0)
         for module in (model, *([head.layer] if (head := head_of(model)) is not None else [])):
             own_memory(module)
         if checked is not None:

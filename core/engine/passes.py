@@ -131,7 +131,7 @@ class Passes:
         budget = parts.memory.ledger.budget_bytes
         step = parts.recorder.end(started_s, model_s, used, budget, changes, keep - 1, refused)
         if len(work) == 1:
-            parts.drafter.computed(first, tokens[0], work[0][1], self._drafts_allowed())
+            parts.drafter.computed(first, tokens[0], work[0][1], phase == "prefill" and self._drafts_allowed())
         if not step.lossless:
             lossy_key = self._prefix_cache.lossy_key(self._controller.applied)
             for (sequence, _), start in zip(work, held, strict=True):

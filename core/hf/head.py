@@ -2,10 +2,11 @@
 with two norms and a projection before it and a norm after it. Embeddings, rotary angles and the output layer are the
 model's own, which some checkpoints have a second time.
 
-Of the kinds that there are two are known. DeepSeek-V3's (arXiv 2412.19437, section 2.2), which GLM-4.x has, too, is
-stored as a layer more. Qwen3-Next's and Qwen3.5's computes the same, with full attention, under names of its own. The
-layer itself is transformers' own class, so that its arithmetic is that of all others; `attach` makes it part of a
-model, under the names that the first kind has in checkpoints, while weights are read.
+Of the kinds that there are three are known. DeepSeek-V3's (arXiv 2412.19437, section 2.2), which GLM-4.x has, too, is
+stored as a layer more. Qwen3-Next's and Qwen3.5's computes the same, with full attention, under names of its own. Of
+MiMo-V2-Flash's three (arXiv 2601.02780) the first one is used; they see a window, and have a dense layer in place of
+experts. The layer itself is transformers' own class, so that its arithmetic is that of all others; `attach` makes it
+part of a model, under the names that the first kind has in checkpoints, while weights are read.
 """
 
 import copy
@@ -18,8 +19,8 @@ from typing import Any, Final
 import torch
 from torch import nn
 from transformers import DynamicCache
-from transformers.cache_utils import DynamicLayer, LinearAttentionLayer
-from transformers.masking_utils import create_causal_mask
+from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer, LinearAttentionLayer
+from transformers.masking_utils import create_causal_mask, create_sliding_window_causal_mask
 
 from core.errors import ModelError
 from core.hf.cache import reserve
@@ -36,16 +37,22 @@ HEAD: Final = "_moestro_head"  # on a model: its `MtpHead`, which is not one of 
 PARTS = "enorm", "hnorm", "eh_proj", "shared_head.norm"
 QWEN = "pre_fc_norm_embedding", "pre_fc_norm_hidden", "fc", "norm"  # the same ones after `STORED` in Qwen's checkpoints
 STORED: Final = "mtp."
-FULL = "full_attention"
+MIMO: Final = "model.mtp.layers.0."  # before the names of a layer in MiMo's checkpoints, but for these:
+OWN = {"final_layernorm": "shared_head.norm", "pre_mlp_layernorm": "post_attention_layernorm"}
+WINDOWED = "mimo_v2_flash"  # the models of such heads
+FULL, WINDOW = "full_attention", "sliding_attention"
 UNKNOWN = "heads of this kind are not known"
 
 
 def objection(config: Any, names: Collection[str]) -> str | None:
     """Why the head of a checkpoint with tensors of these names is not loaded; "" if it is, None where it has none.
     `config` is that of the text model."""
+    parts: tuple[str, ...]
     layer, parts = layer_of_head(config), PARTS
     if f"{STORED}fc.weight" in names:
         layer, parts = STORED, QWEN
+    elif f"{MIMO}eh_proj.weight" in names:
+        layer, parts = MIMO, ("enorm", "hnorm", "eh_proj", *OWN)
     elif f"{layer}eh_proj.weight" not in names:
         return None
     missing = [part for part in parts if f"{layer}{part}.weight" not in names]
@@ -63,10 +70,15 @@ def may_have_head(names: Collection[str]) -> bool:
 
 
 def stored_names(config: Any) -> dict[str, str]:
-    """What a head's weights are called in Qwen's checkpoints, as patterns -> what they are called once attached."""
+    """What Qwen's and MiMo's checkpoints call a head's weights, as patterns -> what they are called once attached."""
     layer = layer_of_head(config)
-    parts = {f"{own}.": f"{layer}{part}." for own, part in zip(QWEN, PARTS, strict=True)} | {"layers.0.": layer}
-    return {f"^{re.escape(STORED + own)}": part for own, part in parts.items()}
+    parts = {f"{STORED}{own}.": f"{layer}{part}." for own, part in zip(QWEN, PARTS, strict=True)}
+    parts |= {f"{MIMO}{own}.": f"{layer}{part}." for own, part in OWN.items()}
+    return {f"^{re.escape(own)}": part for own, part in (parts | {f"{STORED}layers.0.": layer, MIMO: layer}).items()}
+
+
+def _windowed(config: Any) -> bool:
+    return getattr(config, "model_type", "") == WINDOWED
 
 
 def has_attached(model: Any) -> bool:
@@ -84,7 +96,8 @@ def attach(model: Any) -> None:
     known = isinstance(layers, nn.ModuleList) and all(hasattr(inner, name) for name in ("norm", "rotary_emb"))
     if not known or not hasattr(model, "lm_head") or len(layers) != config.num_hidden_layers:
         raise ModelError(f"{UNKNOWN}: the model is not built like those that have them")
-    if any(type(one) not in (DynamicLayer, LinearAttentionLayer) for one in empty_cache(config).layers):
+    kept = DynamicLayer, DynamicSlidingWindowLayer if _windowed(config) else LinearAttentionLayer
+    if any(type(one) not in kept for one in empty_cache(config).layers):
         raise ModelError(f"{UNKNOWN}: the model keeps other things of a text than keys, values and states")
     if any(hasattr(site.module, one) for site in find_experts(model)[:1] for one in (CONVERSIONS, CLOSE)):
         raise ModelError(f"{UNKNOWN}: transformers' experts interface does not serve its layers")
@@ -94,14 +107,20 @@ def attach(model: Any) -> None:
     except (IndexError, TypeError, ValueError, AttributeError, KeyError) as error:
         raise ModelError(f"{UNKNOWN}: a layer more cannot be built ({reason(error)})") from error
     try:
-        site = find_experts(model)[-1]
-        if not site.name.startswith(f"model.layers.{len(layers) - 1}."):
+        site = _site(model)
+        if site is None and not _windowed(config):
             raise ModelError(f"{UNKNOWN}: it has no experts")
         if model.device.type == "meta":
             _try(MtpHead(site, layers[-1], model))
     except ModelError:
         del layers[-1]
         raise
+
+
+def _site(model: Any) -> ExpertsSite | None:
+    """The experts of the head that was attached to a model."""
+    site = find_experts(model)[-1]
+    return site if site.name.startswith(f"model.layers.{len(model.model.layers) - 1}.") else None
 
 
 def _try(head: "MtpHead") -> None:
@@ -116,6 +135,9 @@ def _layer(like: nn.Module, norm: nn.Module, config: Any) -> Any:
     """A decoder layer with the parts of a head, under the checkpoint's names."""
     hidden, number = config.hidden_size, config.num_hidden_layers
     more = _with_layers(config, number + 1)
+    if _windowed(config):
+        more.layer_types = [*config.layer_types, WINDOW]
+        more.mlp_layer_types = [*config.mlp_layer_types, "dense"]
     layer: Any = type(like)(more, number)
     for module in layer.modules():
         if getattr(module, "config", None) is more:
@@ -144,10 +166,10 @@ def remove(model: Any) -> None:
 
 def detach(model: Any) -> None:
     """Take the head that was attached to a model out of its modules: `head_of` has it from now on."""
-    sites, layers = find_experts(model), model.model.layers
+    site, layers = _site(model), model.model.layers
     layer = layers[-1]
     del layers[-1]
-    vars(model)[HEAD] = MtpHead(sites[-1], layer, model)
+    vars(model)[HEAD] = MtpHead(site, layer, model)
 
 
 def head_of(model: Any) -> "MtpHead | None":
@@ -172,9 +194,9 @@ def attached(model: Any) -> Iterator[None]:
 @dataclass(frozen=True, eq=False, slots=True)
 class MtpHead:
     """Guesses, from a model's last hidden state and the token that was drawn from it, the token after that. `site`: its
-    experts, which are one more MoE layer after the model's own."""
+    experts, one more MoE layer after the model's own; None = it has a dense layer in their place."""
 
-    site: ExpertsSite
+    site: ExpertsSite | None
     layer: Any  # the modules that are its own
     model: Any  # whose modules it uses as they are when it computes: some may be replaced once it is loaded
 
@@ -187,6 +209,12 @@ class MtpHead:
     def own_config(self) -> Any:
         """That of a model of its layer alone."""
         return _with_layers(self.config, 1)
+
+    @property
+    def window(self) -> tuple[int, str]:
+        """A token's attention reads the keys of the last so many, with its own, and its angles are of this kind; 0 = of
+        all, and there is one kind."""
+        return (self.config.sliding_window, WINDOW) if _windowed(self.config) else (0, "")
 
     @property
     def inner(self) -> Any:
@@ -224,12 +252,13 @@ class MtpHead:
         layer, x = self.layer, self.joined(hidden, tokens)[None]
         device = x.device
         positions = torch.arange(first, first + len(tokens), device=device)[None]
-        mask = create_causal_mask(config=self.config, inputs_embeds=x, attention_mask=None, **{CACHE: cache.cache})
+        window, kind = self.window
+        masked = create_sliding_window_causal_mask if window else create_causal_mask
         x = layer(
             x,
-            attention_mask=mask,
+            attention_mask=masked(config=self.config, inputs_embeds=x, attention_mask=None, **{CACHE: cache.cache}),
             position_ids=positions,
-            position_embeddings=self.inner.rotary_emb(x, positions),
+            position_embeddings=self.inner.rotary_emb(x, positions, *[kind] * bool(kind)),
             use_cache=True,
             **{CACHE: cache.cache},
         )
@@ -247,12 +276,14 @@ class MtpHead:
     def kv_bytes(self) -> int:
         """Of its keys and values of a position, of a head on the meta device."""
         allocated = Allocated()
-        cache, site = self.cache(1, allocated), self.site
-        setattr(site.module, BOUND, lambda hidden, ids, weights: torch.zeros_like(hidden))
+        cache, modules = self.cache(1, allocated), [one.module for one in (self.site,) if one is not None]
+        for module in modules:
+            setattr(module, BOUND, lambda hidden, ids, weights: torch.zeros_like(hidden))
         try:
             self.states(torch.empty(1, self.config.hidden_size, device="meta"), [0], 0, cache)
         finally:
-            delattr(site.module, BOUND)
+            for module in modules:
+                delattr(module, BOUND)
         return allocated.bytes
 
 

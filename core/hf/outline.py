@@ -55,7 +55,7 @@ class Outline:
     closeness: float = 0.0  # maximum deviation of logits from transformers', relative to the largest; 0.0 = equal
     encoder_layers: int = 0  # of `sites`: those of the encoder of a text-to-text model
     heads: int = 0  # MoE layers of a head that drafts tokens, beside `sites`
-    head_bytes: int = 0  # of `dense_bytes`: those of the head
+    head_bytes: int = 0  # of `dense_bytes`: those of a head, with experts or without
     left_out: tuple[str, ...] = ()  # parts of a multimodal model that are not loaded
 
     @property
@@ -77,7 +77,7 @@ def outline(meta: Any) -> Outline:
     config = text_config(meta.config)
     kv, states, itemsize = _layers(meta, sites)
     head = head_of(meta)
-    head_bytes = 0 if head is None else dense_bytes(meta, head.layer, (head.site,))
+    head_bytes = 0 if head is None else dense_bytes(meta, head.layer, filter(None, (head.site,)))
     return Outline(
         hidden=config.hidden_size,
         vocab=config.vocab_size,
@@ -89,7 +89,7 @@ def outline(meta: Any) -> Outline:
         weights_itemsize=itemsize,
         linears=linears(meta, sites),
         encoder_layers=encoder_layers(meta, sites),
-        heads=0 if head is None else 1,
+        heads=0 if head is None or head.site is None else 1,
         head_bytes=head_bytes,
         left_out=keep_text(meta),
         closeness=max(getattr(site.module, CLOSE, 0.0) for site in sites),

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import torch
 
-from core.hf.head import STORED
+from core.hf.head import MIMO, STORED
 from core.importing.job import CPU, ImportPlan
 from core.importing.left_out import AHEAD, LeftOut, left_out
 from core.memory.codec import make_codec
@@ -83,11 +83,10 @@ def make_forecast(job: ImportPlan) -> ImportForecast:
 
 def _head_bytes(job: ImportPlan) -> int:
     """What a head takes in the pack."""
-    if not job.heads:
+    if job.head != "":
         return 0
-    layer = ".".join(job.reader.sites[-1].name.split(".")[:3]) + "."  # model.layers.N.
-    own = [one for name, one in job.dense.items() if name.startswith((layer, STORED))]
-    experts = job.site.num_experts * job.padded_bytes(job.layers - 1)
+    own = [one for name, one in job.dense.items() if name.startswith((job.head_layer, STORED, MIMO))]
+    experts = job.heads and job.site.num_experts * job.padded_bytes(job.layers - 1)
     return sum(math.prod(shape) * dtype.itemsize for dtype, shape in own) + experts
 
 

@@ -49,6 +49,7 @@ class ImportPlan:
     shell: Path  # directory of the config and tokenizer
     hash: str
     head: str | None  # why the checkpoint's head is left out; "" = it is not, None = there is none
+    head_layer: str  # what the names of its modules begin with
 
     @property
     def layers(self) -> int:
@@ -58,7 +59,7 @@ class ImportPlan:
     @property
     def heads(self) -> int:
         """Of these, the ones of a head."""
-        return int(self.head == "")
+        return int(self.head == "" and self.reader.sites[-1].name.startswith(self.head_layer))
 
     @cached_property
     def kinds(self) -> Mapping[Codec, Kind]:
@@ -244,6 +245,7 @@ def _plan(source: Source, name: str, format: str, blocks: int, shell: Path, want
         shell,
         source.hash(),
         head,
+        layer,
     )
     assert plan.kinds  # raises SettingError where experts cannot be cut into as many blocks
     return plan

@@ -15,6 +15,8 @@ KINDS = {
     ),
     "the part that hears or speaks": re.compile(r"(?:^|\.)(audio\w*|embed_audio|speech\w*|talker|code2wav)(?:\.|$)"),
 }
+FURTHER = f"{AHEAD} after the first one, which is imported"
+COPIED = re.compile(r"embed_tokens|shared_head[._]head|lm_head")
 COPIES = "copies of the embeddings and the output layer, which the head shares with the model"
 OTHER = "weights that the model has no use for"
 
@@ -34,7 +36,8 @@ def left_out(sizes: Mapping[str, int], head: str | None = None) -> tuple[LeftOut
     for name, size in sizes.items():
         at = _layer(name)
         kind = next((kind for kind, known in KINDS.items() if known.search(name)), OTHER)
-        found[AHEAD if at and (at["before"], at["number"]) in layers else kind] += size
+        kind = AHEAD if at and (at["before"], at["number"]) in layers else kind
+        found[FURTHER if kind == AHEAD and head == "" and not COPIED.search(name) else kind] += size
     named = {AHEAD: COPIES if head == "" else f"{AHEAD}: {head}" if head else AHEAD}
     return tuple(LeftOut(named.get(kind, kind), size) for kind, size in found.most_common())
 

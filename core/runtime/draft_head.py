@@ -1,11 +1,13 @@
 """Guesses tokens with a model's head (`core.hf.head`), whose experts are cached as those of one more layer.
 
 The head's keys and values of a position are made of the model's last state there and of the token after it. They follow
-what is computed for a text: states are kept until a guess is wanted, about MOST of them, and then computed in one
+what is computed for a text: states are copied until a guess is wanted, about MOST of them, and then computed in one
 pass. What a text has no states for, such as what was taken over from another request, the head does not see.
 """
 
+import time
 from collections.abc import Sequence
+from ctypes import memmove
 from typing import NamedTuple
 
 import torch
@@ -21,6 +23,8 @@ from core.runtime.step_sink import NullSink, Requests
 from core.types import Outcome
 
 MOST = 512  # states that wait, and half as many more before what is too old is dropped
+FEW = 16  # of them are read with a guess; what more of them take is paid before it
+LATEST = 0.5  # weight of the latest time of a state that is read
 TRIED = 6  # random ones, of a trial
 
 
@@ -49,6 +53,11 @@ class HeadSink(NullSink):
         self._bytes += self._expert_cache.take_counts().demand_bytes
         self._transfers.forget()
 
+    @property
+    def used(self) -> bool:
+        """Whether anything was asked for since the last `take`."""
+        return self._requests > 0
+
     def take(self) -> HeadUse:
         """Since the last call."""
         found = HeadUse(self._requests, self._hits, self._bytes)
@@ -64,6 +73,9 @@ class DraftHead:
     ) -> None:
         """`step`: computes its experts in the `passes`, and reports them to `sink`."""
         self._head, self.passes, self._dispatch, self._step, self._sink = head, passes, dispatch, step, sink
+        self._states = torch.empty(0, 0)  # [room, H] before their norm: first those that wait
+        self._room = self._address = self._row_bytes = 0
+        self._read_ms = 0.0  # a state
         self.forget()
 
     @property
@@ -90,22 +102,35 @@ class DraftHead:
         """What comes next belongs to no text that is known."""
         self._text: Sequence[int] = []
         self._first = self._done = self._end = 0  # positions: of the first key, after the last, and after all states
-        self._waiting: list[torch.Tensor] = []  # states [t, H] before their norm, at positions from `_done` to `_end`
         self._last: Guessed | None = None  # at the last of its positions
         self.passes.cut(0)
 
-    def seen(self, ids: Sequence[int], first: int, states: torch.Tensor) -> None:
-        """The model has computed its last states [t, H], before their norm, of the tokens of `ids` from number `first`
-        on."""
-        self._follow(ids, first)
-        self._waiting.append(states)
-        self._end = first + len(states)
-        self._text = [*ids]
-        if self._end - self._done > MOST + MOST // 2:
-            kept = torch.cat(self._waiting)[-MOST:].clone()
-            self.passes.cut(0)
-            self._first = self._done = self._end - MOST
-            self._waiting = [kept]
+    def seen(self, ids: Sequence[int], first: int, rows: int, states: torch.Tensor) -> None:
+        """The model has computed its last states, fp32, before their norm, of `rows` tokens of `ids` from number
+        `first` on: the first ones of `states` [T, H]. `ids` is the same list as long as it is the same answer, and
+        grows."""
+        if ids is not self._text or first != self._end:
+            self._follow(ids, first)
+            self._text = ids
+        self._end, at = first + rows, first - self._done
+        if at + rows > self._room:
+            states = self._make_room(at, states[:rows])
+            at, rows = self._end - self._done - len(states), len(states)
+        memmove(self._address + at * self._row_bytes, states.data_ptr(), rows * self._row_bytes)
+
+    def _make_room(self, at: int, states: torch.Tensor) -> torch.Tensor:
+        """For these states after the `at` that wait -> those of them that are kept."""
+        if not self._room:
+            self._room, self._row_bytes = MOST + MOST // 2, 4 * states.shape[1]
+            self._states = torch.empty(self._room, states.shape[1])
+            self._address = self._states.data_ptr()
+        if at + len(states) <= self._room:
+            return states
+        kept = max(0, MOST - len(states))
+        self._states[:kept] = self._states[at - kept : at].clone()
+        self.passes.cut(0)
+        self._first = self._done = self._end - MOST
+        return states[-MOST:]
 
     def _follow(self, ids: Sequence[int], at: int) -> None:
         """Keep what was made of the tokens before number `at` of this text. Where not all of it is there, nothing is
@@ -113,10 +138,8 @@ class DraftHead:
         same = common(self._text, ids)
         done, end = min(self._done, max(0, same - 1), at), min(self._end, same, at)
         if done < self._done:  # other tokens follow there, and the states are gone
-            self._waiting, end = [], done
+            end = done
             self.passes.cut(max(0, done - self._first))
-        elif end < self._end:
-            self._waiting = [torch.cat(self._waiting)[: end - done]] if end > done else []
         self._done, self._end = done, end
         if end != at or done < self._first:
             self.forget()
@@ -124,18 +147,26 @@ class DraftHead:
 
     def ready(self, ids: Sequence[int]) -> bool:
         """Whether it can guess what follows `ids`: the states of all tokens but the last one are known."""
-        return self._end == len(ids) - 1 and self._text == ids
+        return self._end == len(ids) - 1 and (self._text is ids or self._text == ids[: len(self._text)])
 
     def first_ms(self, ids: Sequence[int]) -> float | None:
-        """It is never to read first, but where it is not `ready`, it cannot guess."""
-        return 0.0 if self.ready(ids) else None
+        """How long it takes to `read` what waits; None where it cannot guess, as it is not `ready`."""
+        if not self.ready(ids):
+            return None
+        waiting = self._end - self._done
+        return waiting * self._read_ms if waiting > FEW else 0.0
 
     def read(self, ids: Sequence[int]) -> None:
         """Compute the states that wait. `ready(ids)`."""
-        if self._waiting:
-            states, self._waiting = self._head.normed(torch.cat(self._waiting)), []
-            self._last = self._computed(self.passes, states, ids[self._done + 1 : self._end + 1], self._done)
-            self._done = self._end
+        began_s, waiting = time.perf_counter(), self._end - self._done
+        if not waiting:
+            return
+        states = self._head.normed(self._states[:waiting])
+        self._last = self._computed(self.passes, states, ids[self._done + 1 : self._end + 1], self._done)
+        self._done = self._end
+        if waiting > FEW:
+            took_ms = 1e3 * (time.perf_counter() - began_s) / waiting
+            self._read_ms += LATEST * (took_ms - self._read_ms) if self._read_ms else took_ms
 
     def guess(self, ids: Sequence[int], count: int) -> list[int]:
         """The `count` tokens that are likeliest to follow `ids`, each after the one before. `ready(ids)`."""
@@ -163,9 +194,9 @@ class DraftHead:
             step.end()
             self._sink.copied()
 
-    def take_use(self) -> HeadUse:
-        """What its experts were asked for since the last call."""
-        return self._sink.take()
+    def take_use(self) -> HeadUse | None:
+        """What its experts were asked for since the last call; None = for nothing."""
+        return self._sink.take() if self._sink.used else None
 
 
 def common(one: Sequence[int], other: Sequence[int]) -> int:

@@ -95,10 +95,10 @@ What else an engine does was tried with the same checkpoints:
 choose among.
 
 Of models of text and images or sound the text is loaded; what is left out is named. Heads that predict further tokens
-(MTP), which transformers' models do not have, are imported where they are of DeepSeek-V3's kind, as GLM-4.x's are, or
-of Qwen3-Next's, as Qwen3.5's are, for [drafts](settings.md) in the fast arithmetic; others are named and left out. A
-new version of transformers may add types: `python -m tests.architectures FOLDER > docs/architectures.md` makes this
-page anew, and goes on where it was stopped.
+(MTP), which transformers' models do not have, are imported where they are of DeepSeek-V3's kind, as GLM-4.x's are, of
+Qwen3-Next's, as Qwen3.5's are, or the first of MiMo-V2-Flash's, for [drafts](settings.md) in the fast arithmetic;
+others are named and left out. A new version of transformers may add types: `python -m tests.architectures FOLDER >
+docs/architectures.md` makes this page anew, and goes on where it was stopped.
 
 """
 

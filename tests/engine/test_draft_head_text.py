@@ -78,7 +78,7 @@ def test_what_it_keeps_is_of_the_text() -> None:
             ids = [*ids, *drawn]
             states = torch.tensor([[state_of(ids, at)] for at in range(computed, computed + rows)])
             if draw.random() < 0.8:  # it does not see every pass
-                head.seen(ids, computed, states)
+                head.seen(ids, computed, rows, states)
             computed += rows
             if head.ready(ids) and draw.random() < 0.5:
                 count = draw.randint(1, 3)
@@ -101,6 +101,6 @@ def test_of_a_long_prompt_it_reads_the_end(monkeypatch: pytest.MonkeyPatch) -> N
     ids = list(range(30))
     for begin in (0, 10, 20):
         states = torch.tensor([[state_of(ids, at)] for at in range(begin, begin + 10)])
-        head.seen([*ids, 99] if begin == 20 else ids, begin, states)
+        head.seen([*ids, 99] if begin == 20 else ids, begin, 10, states)
     assert head.guess([*ids, 99], 2) == [1, 1]
     assert fake.kept.rows == [(at, state_of(ids, at), [*ids, 99][at + 1]) for at in range(22, 30)]

@@ -28,6 +28,7 @@ from tests.checkpoints import make_checkpoint, random_model
 from tests.equality.fast import CLOSE, OTHERS, distance, load, logits, read
 from tests.equality.passes import PROMPT, plain_transformers, run
 from tests.loaded import unloading
+from tests.mtp_checkpoint import MIMO_CONFIG
 from tests.selection import layered
 from tests.tiny_tokenizer import save_tokenizer
 
@@ -61,6 +62,7 @@ KNOWN: dict[str, dict[str, object]] = {  # what the program computes
     "deepseek_v2": {},
     "deepseek_v3": dict(attention_bias=True, rope_parameters=YARN),
     "glm4_moe_lite": dict(rope_interleave=False),
+    "mimo_v2_flash": dict(MIMO_CONFIG, attention_value_scale=0.612),
 }
 WHOLE = (
     "qwen3_vl_moe",
@@ -77,6 +79,7 @@ WINDOWS: dict[str, dict[str, object]] = {
     "exaone_moe": {},
     "flint": {},
     "gemma4_text": KNOWN["gemma4_text"],
+    "mimo_v2_flash": KNOWN["mimo_v2_flash"],
     "mellum": dict(layer_types=["sliding_attention", "full_attention"] * 2),  # each with angles of its own
 }
 ROUNDED = 0.05  # of a row of logits, where states are rounded to 8 bits: .006 to .029

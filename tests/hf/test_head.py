@@ -17,7 +17,7 @@ from core.hf.skeleton import load_skeleton
 from tests.mtp_checkpoint import head_of_checkpoint, tensors_of, with_head
 
 TOKENS = [7, 200, 31, 4, 4, 90, 15, 222, 8, 61, 3, 77]
-ARCHS = "glm4_moe", "deepseek_v3", "qwen3_next", "qwen3_5_moe_text"
+ARCHS = "glm4_moe", "deepseek_v3", "qwen3_next", "qwen3_5_moe_text", "mimo_v2_flash"
 Weights = Mapping[str, torch.Tensor]
 
 
@@ -33,7 +33,8 @@ class Case:
         found = head_of(self.model)
         assert found is not None
         self.head: MtpHead = found
-        setattr(found.site.module, BOUND, self.experts)
+        if found.site is not None:
+            setattr(found.site.module, BOUND, self.experts)
         draw = torch.Generator().manual_seed(3)
         self.hidden = torch.randn(len(TOKENS), self.model.config.hidden_size, generator=draw)
         self.embedded = self.all["model.embed_tokens.weight"][TOKENS]
@@ -108,11 +109,41 @@ def glm_layer(of: Weights, x: torch.Tensor, config: Any) -> torch.Tensor:
     return x + experts(of, normed, ids, weights) + mlp(of, "mlp.shared_experts", normed)
 
 
-def test_a_few_lines_of_torch(tmp_path: Path) -> None:
-    case = Case("glm4_moe", tmp_path)
+def mimo_layer(of: Weights, x: torch.Tensor, config: Any) -> torch.Tensor:
+    """The layer of MiMo-V2-Flash's heads (arXiv 2601.02780) over one text [T, H]: attention to a window, with a sink
+    for each head, values of another width than keys, which are scaled, and rotated halves of a part of each head; and a
+    dense layer."""
+    count, normed, width = len(x), rms(x, of["input_layernorm.weight"], config.rms_norm_eps), config.head_dim
+    queries, keys, values = (
+        (normed @ of[f"self_attn.{one}_proj.weight"].t()).view(count, -1, wide).transpose(0, 1)
+        for one, wide in (("q", width), ("k", width), ("v", config.v_head_dim))
+    )
+    stated = config.rope_parameters["sliding_attention"]
+    turned = int(width * stated["partial_rotary_factor"])
+    angles = torch.arange(count)[:, None] * stated["rope_theta"] ** (-torch.arange(0, turned, 2) / turned)
+
+    def rotate(one: torch.Tensor) -> torch.Tensor:
+        a, b, rest = one[..., : turned // 2], one[..., turned // 2 : turned], one[..., turned:]
+        return torch.cat((a * angles.cos() - b * angles.sin(), b * angles.cos() + a * angles.sin(), rest), -1)
+
+    heads = config.num_attention_heads
+    keys, values = (one.repeat_interleave(heads // len(one), 0) for one in (rotate(keys), values))
+    scores = rotate(queries) @ keys.transpose(1, 2) * width**-0.5
+    seen = torch.ones(count, count).tril().triu(1 - config.sliding_window).bool()
+    sinks = of["self_attn.attention_sink_bias"].view(-1, 1, 1).expand(-1, count, 1)
+    shares = torch.cat((scores.masked_fill(~seen, float("-inf")), sinks), -1).softmax(-1)[..., :-1]
+    mixed = config.attention_value_scale * (shares @ values)
+    x = x + mixed.transpose(0, 1).reshape(count, -1) @ of["self_attn.o_proj.weight"].t()
+    return x + mlp(of, "mlp", rms(x, of["post_attention_layernorm.weight"], config.rms_norm_eps))
+
+
+@pytest.mark.parametrize(("arch", "layer"), [("glm4_moe", glm_layer), ("mimo_v2_flash", mimo_layer)])
+def test_a_few_lines_of_torch(arch: str, layer: Any, tmp_path: Path) -> None:
+    case = Case(arch, tmp_path)
     config = case.model.config
-    assert not config.use_qk_norm and config.norm_topk_prob and config.n_group == 1
-    wanted = rms(glm_layer(case.own, case.joined(), config), case.own["shared_head.norm.weight"], config.rms_norm_eps)
+    assert not getattr(config, "use_qk_norm", False) and config.norm_topk_prob and config.n_group == 1
+    assert not case.head.window[0] or case.head.window[0] < len(TOKENS)
+    wanted = rms(layer(case.own, case.joined(), config), case.own["shared_head.norm.weight"], config.rms_norm_eps)
     found = case.head.states(case.hidden, TOKENS, 0, case.head.cache(32, Allocated()))
     torch.testing.assert_close(found, wanted, atol=1e-4, rtol=1e-4)
     logits = wanted[-1] @ case.all["lm_head.weight"].t()
@@ -124,12 +155,15 @@ def one_layer(case: Case) -> Any:
     stated = case.model.config.to_dict() | {"num_hidden_layers": 1, "first_k_dense_replace": 0}
     for name in ("mlp_layer_types", "layer_types", "model_type"):
         stated.pop(name, None)
-    kinds = {"layer_types": ["full_attention"]} if case.one else {}
+    kinds: dict[str, Any] = {"layer_types": ["full_attention"]} if case.one else {}
+    kinds |= {"layer_types": ["sliding_attention"], "mlp_layer_types": ["dense"]} if case.head.window[0] else {}
     model = AutoModelForCausalLM.from_config(type(case.model.config)(**stated, **kinds)).eval()
     layer = model.model.layers[0]
     others = "mlp.experts.", "eh_proj", "enorm", "hnorm", "shared_head", "embed_tokens"
     own = {name: one for name, one in case.own.items() if not name.startswith(others)}
-    for part, names in (("gate_up_proj", ("gate_proj", "up_proj")), ("down_proj", ("down_proj",))):
+    own = {name.replace("attention_sink_bias", "sinks"): one for name, one in own.items()}
+    stacked = (("gate_up_proj", ("gate_proj", "up_proj")), ("down_proj", ("down_proj",)))
+    for part, names in stacked if case.head.site is not None else ():
         each = [
             torch.cat([case.own[f"mlp.experts.{at}.{name}.weight"] for name in names])
             for at in range(case.head.site.num_experts)

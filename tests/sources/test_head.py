@@ -8,10 +8,10 @@ import pytest
 import torch
 
 from core.errors import ModelError
-from core.hf.head import PARTS, UNKNOWN, MtpHead, attach, head_of
+from core.hf.head import MIMO, PARTS, UNKNOWN, MtpHead, attach, head_of
 from core.hf.skeleton import load_skeleton
 from core.importing import forecast_import, import_model
-from core.importing.left_out import AHEAD, COPIES
+from core.importing.left_out import AHEAD, COPIES, FURTHER
 from core.memory.pack import PackReader, check
 from core.memory.pack.manifest import Manifest
 from core.memory.pack.verify import verify
@@ -54,6 +54,26 @@ def test_a_head_is_imported(arch: str, tmp_path: Path) -> None:
     codec.place(blob, slot)
     last = stored[names[f"mlp.experts.{manifest.experts - 1}.down_proj.weight"]]
     assert torch.equal(codec.dequantize(codec.views(slot), "down_proj"), last)
+
+
+def test_one_without_experts(tmp_path: Path) -> None:
+    """MiMo's: of several heads the first is imported, beside no further MoE layer, and the others are named."""
+    source = with_head("mimo_v2_flash", tmp_path / "model")
+    stored = tensors_of(source)
+    own = {name: one for name, one in stored.items() if name.startswith(MIMO)}
+    others = sum(one.nbytes for name, one in stored.items() if name.startswith("model.mtp.layers.1."))
+    found = forecast_import(str(source))
+    assert found is not None and others
+    assert (found.left_out, found.head_bytes) == (((FURTHER, others),), sum(one.nbytes for one in own.values()))
+    pack, without = (import_model(str(source), tmp_path / f"pack {head}", head=head) for head in (True, False))
+    assert [(check(one).layers, check(one).heads) for one in (pack, without)] == [(LAYERS - 1, 0)] * 2
+    kept = tensors_of(pack)
+    assert all(torch.equal(kept[name], tensor) for name, tensor in own.items())
+    assert not any("mtp" in name for name in tensors_of(without))
+    assert verify(pack).problems == ()
+    states = [head_of(load_skeleton(path, head=True)).layer.state_dict() for path in (source, pack)]
+    assert all(torch.equal(states[1][name], tensor) for name, tensor in states[0].items())
+    assert torch.equal(states[0]["shared_head.norm.weight"], own[f"{MIMO}final_layernorm.weight"])
 
 
 def test_it_can_be_left_out(tmp_path: Path) -> None:

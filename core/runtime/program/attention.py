@@ -23,6 +23,7 @@ from core.runtime.program.weights import NormWeight, Weight, known, near, norm_o
 
 NORMS = ("q_norm", "k_norm"), ("query_layernorm", "key_layernorm")
 
+STEPS = "head", "row"
 BOUNDS = "softcap", "attn_logit_softcapping", "clip_qkv"  # random states do not reach them
 
 
@@ -43,7 +44,7 @@ class Attention:
     """Of heads of `width` numbers, of which the first `rotated` are turned. A norm of queries and keys is of each head,
     before it is turned or after it, or of all heads at once, before. `window`: a token reads the keys of the last so
     many, with its own; 0 = of all. `ring`: positions that there is memory for, where these are fewer than the
-    context's; else 0."""
+    context's; else 0. Heads of values have `values` numbers, which are multiplied by `value_scale`."""
 
     q: Weight
     k: Weight
@@ -52,8 +53,10 @@ class Attention:
     query_heads: int
     heads: int
     width: int
+    values: int
     rotated: int
     scale: float
+    value_scale: float
     q_norm: NormWeight | None
     k_norm: NormWeight | None
     bias: torch.Tensor | None  # of queries, keys and values, one after the other
@@ -90,7 +93,7 @@ class Attention:
 
     @property
     def parts(self) -> tuple[Part, ...]:
-        return (Part((self.heads, self.width), self.cache),) * 2
+        return Part((self.heads, self.width), self.cache), Part((self.heads, self.values), self.cache)
 
     @property
     def weights(self) -> Iterator[Weight]:
@@ -104,8 +107,8 @@ class Attention:
         return range(0, rows, self.ring - self.window + 1 if self.ring else rows)
 
     def add(self, to: Pass, number: int, x: torch.Tensor, out: torch.Tensor) -> None:
-        heads = self.query_heads * self.width
-        qkv, q, mixed = to.scratch("qkv", self.outputs), to.scratch("queries", heads), to.scratch("mixed", heads)
+        qkv, q = to.scratch("qkv", self.outputs), to.scratch("queries", self.query_heads * self.width)
+        mixed = to.scratch("mixed", self.query_heads * self.values)
         starts = 0, self.q.outputs, self.q.outputs + self.k.outputs
         own = [to.scratch("gates", one.outputs) for one in self.own_gates]
         to.product((self.q, self.k, self.v, *self.own_gates), x, [*(qkv[:, first:] for first in starts), *own])
@@ -117,12 +120,10 @@ class Attention:
         turned, attending = self.kernels()
         for_turning, for_attending = self.addresses()
         cos, sin = (to.angles(table) for table in (self.angles.cos, self.angles.sin))
-        size, begin = self.width * self.cache.itemsize, 0
+        begin = 0
         for text in to.texts:
             held, parts = text.held[number], self.written(text.rows)
-            cached = dict(zip("kv", held.addresses, strict=True))
-            cached |= {f"{one}_head_stride": held.positions * size for one in "kv"}
-            cached |= {f"{one}_row_stride": size for one in "kv"}
+            cached = dict(zip("kv", held.addresses, strict=True)) | self.strides(held.positions)
             for first in parts:
                 rows, row = min(parts.step, text.rows - first), begin + first
                 units = rows * self.heads
@@ -144,16 +145,25 @@ class Attention:
         at = named(gated_heads.FIELDS, x=mixed, gates=given, columns=gates.columns, gates_stride=stride)
         return Work(gated_heads.kernel(gates.form), at, units, some(units, 16))
 
+    def strides(self, positions: int) -> dict[str, int]:
+        """Bytes from one head to the next, and from one position to the next, in memory for so many positions."""
+        sizes = {"k": self.width * self.cache.itemsize, "v": self.values * self.cache.itemsize}
+        return {
+            f"{one}_{by}_stride": size * n
+            for one, size in sizes.items()
+            for by, n in zip(STEPS, (positions, 1), strict=True)
+        }
+
     def kernels(self) -> tuple[Rotate, Attend]:
         """The kernels before and after keys and values are in the cache."""
         cache = self.cache
         bias = self.bias.dtype if self.bias is not None else None
         norm = self.q_norm.form if self.q_norm is not None and self._of_heads else None
-        heads = self.query_heads, self.heads, self.width
-        gated = self.gates is not None and not self.own_gates
-        last = self.interleaved, self.norm_last
-        turned = Rotate(*heads, self.rotated, cache, norm, bias, *last, self.value_norm, self.ring, gated)
-        return turned, Attend(*heads, self.width, cache, self.scale, sinks=self.sinks is not None, ring=self.ring)
+        heads, gated = (self.query_heads, self.heads, self.width), self.gates is not None and not self.own_gates
+        last, own = (self.interleaved, self.norm_last), self.values if self.values != self.width else 0
+        also = self.value_norm, self.ring
+        turned = Rotate(*heads, self.rotated, cache, norm, bias, *last, *also, gated, own, self.value_scale)
+        return turned, Attend(*heads, self.values, cache, self.scale, sinks=self.sinks is not None, ring=self.ring)
 
     def addresses(self) -> tuple[dict[str, int], dict[str, int]]:
         """What the kernels read that is not of a pass."""
@@ -163,8 +173,9 @@ class Attention:
         return turned, {} if self.sinks is None else {"sinks": self.sinks.data_ptr()}
 
 
-def attention_of(module: Any, angles: Angles, kept: Reserved, dtype: torch.dtype) -> Attention:
-    """The attention of a layer, for states of a type. `kept`: what the KV cache has of the layer."""
+def attention_of(module: Any, angles: Angles, kept: Reserved, dtype: torch.dtype, window: int = 0) -> Attention:
+    """The attention of a layer, for states of a type. `kept`: what the KV cache has of the layer. `window`: what it
+    reads of memory for more positions."""
     norms = next((names for names in NORMS if isinstance(getattr(module, names[0], None), nn.Module)), ())
     value_norm = getattr(module, "v_norm", None)
     sinks = getattr(module, "sinks", None)
@@ -172,26 +183,30 @@ def attention_of(module: Any, angles: Angles, kept: Reserved, dtype: torch.dtype
     own = [name for name in ("sinks", gate) if getattr(module, name, None) is not None]
     known(module, ("q_proj", "k_proj", "v_proj", "o_proj", *norms, *own))
     width = module.head_dim
-    window = kept.sliding_window if isinstance(kept, ReservedWindow) else 0
+    window = kept.sliding_window if isinstance(kept, ReservedWindow) else window
     ring = room if (room := kept.window) is not None and room < len(angles.cos) else 0
     if bounded := [name for name in BOUNDS if getattr(module, name, None) or getattr(module.config, name, None)]:
         raise ModelError(f"attention with bounds on its numbers ({', '.join(bounded)}) is not known")
     q, k, o = (weight_of(getattr(module, name)) for name in ("q_proj", "k_proj", "o_proj"))
     v = k if module.v_proj is None else weight_of(module.v_proj)  # the same before norms and rotation
-    gated, rotated = q.outputs == 2 * o.inputs, 2 * angles.cos.shape[1]
-    if rotated > width or q.outputs % width or k.outputs % width or k.outputs != v.outputs:
+    rotated, heads = 2 * angles.cos.shape[1], k.outputs // width
+    if rotated > width or q.outputs % width or k.outputs % width or v.outputs % heads:
         raise ModelError("heads of this form are not known")
+    values = v.outputs // heads
+    gated = values == width and q.outputs == 2 * o.inputs
     q_norm, k_norm = (norm_of(getattr(module, name)) for name in norms) if norms else (None, None)
     form = Attention(
         q,
         k,
         v,
         o,
-        o.inputs // width,
-        k.outputs // width,
+        o.inputs // values,
+        heads,
         width,
+        values,
         rotated,
         float(module.scaling),
+        float(getattr(module, "v_scale", 1.0)),
         q_norm,
         k_norm,
         None,
@@ -203,8 +218,10 @@ def attention_of(module: Any, angles: Angles, kept: Reserved, dtype: torch.dtype
         None if value_norm is None else norm_of(value_norm, width).form,
         gates=_gates(o.inputs // width, width) if gated else None,
     )
+    if form.query_heads * width * (1 + gated) != q.outputs or (value_norm is not None and values != width):
+        raise ModelError("heads of this form are not known")
     if gate:
-        form = replace(form, gates=_gates(form.query_heads, width, weight_of(getattr(module, gate))))
+        form = replace(form, gates=_gates(form.query_heads, values, weight_of(getattr(module, gate))))
     if q_norm is not None and k_norm is not None:
         widths = q_norm.form.width, k_norm.form.width
         if widths not in ((width, width), (q.outputs, k.outputs)):
@@ -248,9 +265,9 @@ def _tried(form: Attention, module: Any, gate: Any) -> Attention:
         if off < nearest:
             best, nearest = tried, float(off)
     q, keys, values = _keys(best, qkv, seen)
-    out = torch.empty(rows, form.query_heads * form.width)
+    out = torch.empty(rows, form.query_heads * form.values)
     at = {"q": q, "k": keys, "v": values, "out": out, "positions": seen.positions}
-    sizes = _strides(form, rows) | {"rows": rows, "window": form.window or attend.NO_WINDOW}
+    sizes = form.strides(rows) | {"rows": rows, "window": form.window or attend.NO_WINDOW}
     given = named(attend.FIELDS, **at, **sizes, **form.addresses()[1])
     single(attend.kernel(best.kernels()[1]), given, rows * form.heads)
     if near(keys, seen.keys) and near(values, seen.values):
@@ -274,19 +291,14 @@ def _activated(gates: Gates | None) -> list[Gates | None]:
 
 
 def _keys(form: Attention, qkv: torch.Tensor, seen: Trial) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Queries [T, query_heads * width], keys and values [heads, T, width] after the first kernel."""
+    """Queries [T, query_heads * width], keys [heads, T, width] and values [heads, T, values] after the first kernel."""
     rows = len(qkv)
     q = torch.empty(rows, form.query_heads * form.width)
-    keys, values = (torch.empty(form.heads, rows, form.width, dtype=form.cache) for _ in range(2))
+    keys, values = (torch.empty(form.heads, rows, width, dtype=form.cache) for width in (form.width, form.values))
     at = {"qkv": qkv, "cos": seen.cos, "sin": seen.sin, "positions": seen.positions, "q": q, "k": keys, "v": values}
-    given = named(rotate.FIELDS, **at, **_strides(form, rows), **form.addresses()[0])
+    given = named(rotate.FIELDS, **at, **form.strides(rows), **form.addresses()[0])
     single(rotate.kernel(form.kernels()[0]), given, rows * form.heads)
     return q, keys, values
-
-
-def _strides(form: Attention, rows: int) -> dict[str, int]:
-    size = form.width * form.cache.itemsize
-    return {f"{one}_{part}_stride": size * times for one in "kv" for part, times in (("head", rows), ("row", 1))}
 
 
 def _in_place(norm: NormWeight, x: torch.Tensor) -> list[int]:

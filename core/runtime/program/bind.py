@@ -176,10 +176,12 @@ def bind_head(head: MtpHead, context: int) -> tuple[Layer, NormWeight]:
     for name, one in head.layer.named_children():
         if name not in HEAD:
             layer.add_module(name, one)
-    angles = functools.partial(_angles, head.inner.rotary_emb, context, "")
+    angles = functools.partial(_angles, head.inner.rotary_emb, context, head.window[1])
     kept, dtype = head.cache(context, Allocated()).layer, head.layer.eh_proj.weight.dtype
     try:
-        bound = _layer(layer, {id(head.site.parent): head.site}, angles, kept, dtype)
+        bound = _layer(
+            layer, {id(one.parent): one for one in (head.site,) if one is not None}, angles, kept, dtype, head.window[0]
+        )
         return bound, norm_of(head.layer.shared_head.norm)
     except (AttributeError, TypeError, ValueError, RuntimeError) as error:
         raise ModelError(f"the head's modules could not be tried: {reason(error)}") from error
@@ -215,15 +217,21 @@ def _layer_at(
 
 
 def _layer(
-    layer: Any, sites: dict[int, ExpertsSite], angles: Callable[[], Angles], kept: Reserved, dtype: torch.dtype
+    layer: Any,
+    sites: dict[int, ExpertsSite],
+    angles: Callable[[], Angles],
+    kept: Reserved,
+    dtype: torch.dtype,
+    window: int = 0,
 ) -> Layer:
-    """`sites`: those of the layer, by their blocks; `kept`: what the KV cache has of the layer."""
+    """`sites`: those of the layer, by their blocks; `kept`: what the KV cache has of the layer, of which no more than
+    the `window` is read."""
     mixer: Mixer
     if delta := hasattr(layer, "linear_attn"):
         mixer = delta_net_of(layer.linear_attn, kept, dtype)
     else:
-        of_module = latent_of if hasattr(layer.self_attn, LATENT) else attention_of
-        mixer = of_module(layer.self_attn, angles(), kept, dtype)
+        found = layer.self_attn, angles(), kept, dtype
+        mixer = latent_of(*found) if hasattr(layer.self_attn, LATENT) else attention_of(*found, window)
     if (site := sites.pop(id(layer), None)) is not None:
         return _beside(layer, mixer, site, dtype)
     block = next((name for name in BLOCKS if hasattr(layer, name)), BLOCKS[0])

@@ -87,7 +87,7 @@ class Built(NamedTuple):
     @property
     def looks(self) -> bool:
         """Whether the steps of a layer's experts are among its own."""
-        return self.routings[0].looked > self.routings[0].routed
+        return bool(self.routings) and self.routings[0].looked > self.routings[0].routed
 
     def chosen(self, begin: int, end: int) -> list[list[list[int]]]:
         """The experts of each row by the routings begin..end - 1."""

@@ -97,11 +97,12 @@ class Program:
         return logits
 
     def states(self) -> torch.Tensor:
-        """[T, H] fp32: the residual stream of all rows of the latest pass, after the last layer."""
+        """[T, H] fp32: the residual stream of all rows of the latest pass, after the last layer. The next pass may
+        overwrite it."""
         built, form = self._latest, self.form
         assert built is not None
-        if len(built.normed) == len(built.rows.x):  # all are kept
-            return built.rows.x.clone()
+        if len(built.kept) == 1 and not built.kept[0].start:  # all are kept
+            return built.rows.x
         states = torch.add(built.rows.x, built.rows.delta, alpha=form.residual_scale)
         if form.layers[-1].factor is not None:
             states.mul_(form.layers[-1].factor)

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import torch
 
 from core.runtime.program.rms import Norm, scale, scaled
-from core.runtime.program.vectors import FLOATS, LANES, ZERO, Kernel, pieces
+from core.runtime.program.vectors import FLOATS, LANES, ZERO, Kernel, number, pieces
 
 STRIDES = ("k_head_stride", "k_row_stride", "v_head_stride", "v_row_stride")
 FIELDS = ("qkv", "bias", "q_weight", "k_weight", "cos", "sin", "positions", "q", "k", "v", *STRIDES)
@@ -24,7 +24,7 @@ class Rotate:
     each head of queries and keys, before it is turned, or, `norm_last`, after it; `value_norm`, without weights: of
     values. A norm of all heads at once is rms.py's, in place, before this. `gated`: each head of queries is
     followed by as many numbers, which are left alone. `ring`: position p is where p mod ring would be; 0 = where p
-    is."""
+    is. Heads of values have `values` numbers, 0 = as many as keys, which are multiplied by `value_scale`."""
 
     query_heads: int
     heads: int
@@ -38,11 +38,13 @@ class Rotate:
     value_norm: Norm | None = None
     ring: int = 0
     gated: bool = False
+    values: int = 0
+    value_scale: float = 1.0
 
     def __post_init__(self) -> None:
         assert self.query_heads % self.heads == 0 and self.rotated % 2 == 0 and self.rotated <= self.width
         assert all(norm is None or norm.width == self.width for norm in (self.norm, self.value_norm))
-        assert self.value_norm is None or self.value_norm.weight is None
+        assert self.value_norm is None or (self.value_norm.weight is None and not self.values)
 
     @property
     def keys(self) -> int:
@@ -53,16 +55,16 @@ class Rotate:
 @functools.cache
 def kernel(spec: Rotate) -> int:
     """The address of the kernel. Unit row * heads + h is head h of keys and values of a row, and the queries that
-    read it. qkv [rows, (spec.keys + 2 * heads) * width], queries first; cos and sin [rows, rotated / 2]; q [rows,
-    query_heads, width]: all fp32. Head h of position p lies at k + h * k_head_stride + p * k_row_stride bytes, in the
-    cache's type, where p = positions[row], i64."""
-    code, size = Kernel("rotate"), spec.width * 4
+    read it. qkv [rows, (spec.keys + heads) * width + heads * values], queries first; cos and sin [rows, rotated / 2];
+    q [rows, query_heads, width]: all fp32. Head h of position p lies at k + h * k_head_stride + p * k_row_stride bytes,
+    in the cache's type, where p = positions[row], i64."""
+    code, size, values = Kernel("rotate"), spec.width * 4, spec.values or spec.width
     made = code.stack(size)
     at, group = code.fields(FIELDS, STRIDES), spec.query_heads // spec.heads
-    bias_size = spec.width * (spec.bias.itemsize if spec.bias else 0)
+    itemsize, products = spec.bias.itemsize if spec.bias else 0, (spec.keys + spec.heads) * spec.width
     with code.loop("%from", "%to") as unit:
         row, head = (code.let(f"{name} i64 {unit.index}, {spec.heads}") for name in ("udiv", "urem"))
-        given = code.at(at["qkv"], row, (spec.keys + 2 * spec.heads) * size)
+        given = code.at(at["qkv"], row, (products + spec.heads * values) * 4)
         cos, sin = (code.at(at[name], row, spec.rotated * 2) for name in ("cos", "sin"))
         q = code.at(at["q"], row, spec.query_heads * size)
         position = code.integer(at["positions"], row)
@@ -70,8 +72,11 @@ def kernel(spec: Rotate) -> int:
             position = code.let(f"urem i64 {position}, {spec.ring}")
         k, v = (_cached(code, at, name, head, position) for name in "kv")
 
-        def numbers(index: str) -> Load:
-            x, bias = code.at(given, index, size), code.at(at["bias"], index, bias_size)
+        def numbers(index: str, width: int = spec.width, before: int = 0) -> Load:
+            x, bias = (
+                code.at(code.at(of, before, each), index, width * each)
+                for of, each in ((given, 4), (at["bias"], itemsize))
+            )
 
             def some(first: int, count: int) -> str:
                 value = code.read(x, first, count, torch.float32)
@@ -98,10 +103,12 @@ def kernel(spec: Rotate) -> int:
         with code.loop(first, code.add(first, group)) as each:
             put(code.times(each.index, 1 + spec.gated), at["q_weight"], code.at(q, each.index, size), torch.float32)
         put(code.add(head, spec.keys), at["k_weight"], k, spec.cache)
-        values = numbers(code.add(head, spec.keys + spec.heads))
+        own = numbers(head, values, products)
         if spec.value_norm:
-            values = normed(code, spec.value_norm, values, "")
-        copy(code, values, spec.width, v, spec.cache)
+            own = normed(code, spec.value_norm, own, "")
+        if spec.value_scale != 1:
+            own = _times(code, own, spec.value_scale)
+        copy(code, own, values, v, spec.cache)
     return code.address()
 
 
@@ -109,6 +116,10 @@ def _cached(code: Kernel, at: dict[str, str], name: str, head: str, position: st
     """The address of a head of a position in the cache of keys or values."""
     begin = code.at(at[name], code.times(head, at[f"{name}_head_stride"]))
     return code.at(begin, code.times(position, at[f"{name}_row_stride"]))
+
+
+def _times(code: Kernel, x: Load, factor: float) -> Load:
+    return lambda first, count: code.op("fmul", x(first, count), number(factor))
 
 
 def normed(code: Kernel, norm: Norm, x: Load, weight: str) -> Load:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from core.errors import ModelError
 from core.memory.codec.fast.gpu.dense import DenseKernels
 from core.runtime.program.attention import Attention
 from core.runtime.program.gpu.layer import Cached, LayerKernels
@@ -14,6 +15,9 @@ class GpuAttention:
     """As `core.runtime.program.gpu.mixer.GpuMixer`."""
 
     def __init__(self, form: Attention, dense: DenseKernels, kernels: LayerKernels) -> None:
+        """Raises ModelError for values that are not stored as keys are."""
+        if form.values != form.width or form.value_scale != 1:
+            raise ModelError("on a GPU, heads of values of another width than keys, or scaled ones, are not known")
         self._form, self._kernels = form, kernels
         self._qkv, self._o = product_of(dense, form.q, form.k, form.v), product_of(dense, form.o)
 

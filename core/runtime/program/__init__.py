@@ -22,6 +22,8 @@ cap.py           bounds of logits
 
 weights.py       dense weights and norms of a model's modules
 trial.py         what a layer's attention makes of random states
+activation.py    which activation a module has
+head_gates.py    which gates attention has
 attention.py     attention of a layer, found by trying its module
 latent_attention.py, delta_net.py  attention to latents, a gated delta net, likewise
 feed_forward.py  dense layers, routers, shared experts, likewise

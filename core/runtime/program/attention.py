@@ -3,7 +3,7 @@
 import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal, NamedTuple
+from typing import Any
 
 import torch
 from torch import nn
@@ -12,9 +12,9 @@ from core.errors import ModelError
 from core.hf.reserved_layers import Part, Reserved
 from core.hf.reserved_window import ReservedWindow
 from core.memory.codec.fast.steps import Work, named, single, some
-from core.runtime.program import attend, gated_heads, rms, rotate
+from core.runtime.program import attend, head_gates, rms, rotate
 from core.runtime.program.attend_block import Attend
-from core.runtime.program.gated_heads import GatedHeads
+from core.runtime.program.head_gates import Gates
 from core.runtime.program.mixer import Pass, norm, row_at
 from core.runtime.program.rms import Norm
 from core.runtime.program.rotate import Rotate
@@ -22,21 +22,8 @@ from core.runtime.program.trial import Angles, Trial, trial
 from core.runtime.program.weights import NormWeight, Weight, known, near, norm_of, weight_of
 
 NORMS = ("q_norm", "k_norm"), ("query_layernorm", "key_layernorm")
-
 STEPS = "head", "row"
 BOUNDS = "softcap", "attn_logit_softcapping", "clip_qkv"  # random states do not reach them
-
-
-GATES = "gate_proj", "g_proj"
-
-
-class Gates(NamedTuple):
-    """Where the gates of each head begin in a row [query_heads], int64: of a product of their own (`weight`), or of
-    queries, keys and values, behind each head's queries."""
-
-    form: GatedHeads
-    columns: torch.Tensor
-    weight: Weight | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,14 +123,8 @@ class Attention:
                 to.steps.add(Work(attend.kernel(attending), given, units, 1))
             begin += text.rows
         if self.gates is not None:
-            to.steps.add(self.gating(self.gates, mixed, *(own or [qkv])))
+            to.steps.add(self.gates.work(mixed, *(own or [qkv])))
         to.product((self.o,), mixed, (out,))
-
-    def gating(self, gates: Gates, mixed: torch.Tensor, given: torch.Tensor) -> Work:
-        """Multiply the heads of all rows by their gates, which are in rows of the product `given`."""
-        units, stride = len(mixed) * self.query_heads, given.stride(0) * 4
-        at = named(gated_heads.FIELDS, x=mixed, gates=given, columns=gates.columns, gates_stride=stride)
-        return Work(gated_heads.kernel(gates.form), at, units, some(units, 16))
 
     def strides(self, positions: int) -> dict[str, int]:
         """Bytes from one head to the next, and from one position to the next, in memory for so many positions."""
@@ -179,7 +160,7 @@ def attention_of(module: Any, angles: Angles, kept: Reserved, dtype: torch.dtype
     norms = next((names for names in NORMS if isinstance(getattr(module, names[0], None), nn.Module)), ())
     value_norm = getattr(module, "v_norm", None)
     sinks = getattr(module, "sinks", None)
-    gate = next((name for name in GATES if hasattr(module, name)), "")
+    gate = next((name for name in head_gates.NAMES if hasattr(module, name)), "")
     own = [name for name in ("sinks", gate) if getattr(module, name, None) is not None]
     known(module, ("q_proj", "k_proj", "v_proj", "o_proj", *norms, *own))
     width = module.head_dim
@@ -216,12 +197,12 @@ def attention_of(module: Any, angles: Angles, kept: Reserved, dtype: torch.dtype
         window,
         ring,
         None if value_norm is None else norm_of(value_norm, width).form,
-        gates=_gates(o.inputs // width, width) if gated else None,
+        gates=Gates.of(o.inputs // width, width) if gated else None,
     )
     if form.query_heads * width * (1 + gated) != q.outputs or (value_norm is not None and values != width):
         raise ModelError("heads of this form are not known")
     if gate:
-        form = replace(form, gates=_gates(form.query_heads, values, weight_of(getattr(module, gate))))
+        form = replace(form, gates=Gates.of(form.query_heads, values, weight_of(getattr(module, gate))))
     if q_norm is not None and k_norm is not None:
         widths = q_norm.form.width, k_norm.form.width
         if widths not in ((width, width), (q.outputs, k.outputs)):
@@ -234,16 +215,6 @@ def attention_of(module: Any, angles: Angles, kept: Reserved, dtype: torch.dtype
         q, k, v = (replace(one, bias=None) for one in (q, k, v))
         form = replace(form, q=q, k=k, v=v, bias=bias)
     return form
-
-
-def _gates(heads: int, width: int, weight: Weight | None = None) -> Gates:
-    """Those behind each head's queries, or of a product: of each number, or of each head."""
-    if weight is None:
-        return Gates(GatedHeads(heads, width, "sigmoid"), (2 * torch.arange(heads) + 1) * width)
-    if weight.outputs not in (heads, heads * width):
-        raise ModelError("gates of some of the heads are not known")
-    form = GatedHeads(heads, width, "sigmoid", whole=weight.outputs == heads)
-    return Gates(form, torch.arange(heads) * (weight.outputs // heads), weight)
 
 
 @torch.inference_mode()
@@ -271,23 +242,15 @@ def _tried(form: Attention, module: Any, gate: Any) -> Attention:
     given = named(attend.FIELDS, **at, **sizes, **form.addresses()[1])
     single(attend.kernel(best.kernels()[1]), given, rows * form.heads)
     if near(keys, seen.keys) and near(values, seen.values):
-        for gates in _activated(form.gates):
+        for gates in (None,) if form.gates is None else form.gates.kinds():
             mixed = out.clone()
             if gates is not None:
                 gated = qkv if gates.weight is None else gate(seen.x).float()
-                gating = form.gating(gates, mixed, gated)
+                gating = gates.work(mixed, gated)
                 single(gating.kernel, gating.arguments, gating.units)
             if near(module.o_proj(mixed.to(form.cache)), seen.output):
                 return replace(best, gates=gates)
     raise ModelError(f"{type(module).__name__} computes in a way that is not known")
-
-
-def _activated(gates: Gates | None) -> list[Gates | None]:
-    """Gates with each activation that they may have."""
-    if gates is None or gates.weight is None:
-        return [gates]
-    kinds: tuple[Literal["sigmoid", "softplus"], ...] = ("sigmoid", "softplus")
-    return [gates._replace(form=replace(gates.form, activation=kind)) for kind in kinds]
 
 
 def _keys(form: Attention, qkv: torch.Tensor, seen: Trial) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:

@@ -20,7 +20,6 @@ class GpuAttention:
             raise ModelError("on a GPU, heads of values of another width than keys, or scaled ones, are not known")
         self._form, self._kernels = form, kernels
         self._qkv, self._o = product_of(dense, form.q, form.k, form.v), product_of(dense, form.o)
-
         self._gates = [product_of(dense, one) for one in form.own_gates]
 
     def __call__(self, x: torch.Tensor, rows: Rows) -> torch.Tensor:

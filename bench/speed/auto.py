@@ -124,8 +124,8 @@ class Answer(NamedTuple):
 def _answer(engine: Engine, kind: str, where: Mapping[str, object], prompt: list[int], tokens: int) -> Answer:
     plain = preset("on_demand").values  # of everything that presets set
     chosen = preset("auto").values if kind == "auto" else {**plain, **FIXED[kind]}
-    engine.change({**plain, "link": "own", "host_threads": 1})
-    engine.expert_cache.start_over()
+    engine.change({**plain, **FIXED[WAIT], "budget": where["budget"], "link": "own", "host_threads": 1})
+    engine.expert_cache.start_over()  # filled, as a policy keeps what it is given
     engine.change({**chosen, **where})
     throttles, ms, until = (engine.parts.host.throttle, engine.parts.prediction.throttle), list[float](), 0
     for piece in engine.generate(Ids(prompt), Sampling(temperature=0.0, max_new_tokens=tokens + 1)):

@@ -24,7 +24,7 @@ SUITES = {  # name -> folder, options
     "systems": ("quality", "model budgets rounds tokens questions preset keep small"),
     "distance": ("quality", "model formats tokens small"),
     "invariance": ("quality", "model prompts small"),
-    "auto": ("speed", "model budgets rounds tokens keep small"),
+    "auto": ("speed", "model budgets rounds tokens drawn keep small"),
     "prefill": ("speed", "rounds lengths peers keep small"),
     "split": ("speed", "model budget rounds tokens keep small"),
     "batch": ("speed", "model rounds tokens keep small"),

@@ -5,6 +5,7 @@ import json
 import sys
 from collections.abc import Mapping
 from datetime import UTC, datetime
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -21,10 +22,10 @@ from core.settings.loading import LoadSpec
 from core.settings.param import declared
 from core.system.paths import expanded
 
-PICTURED = "systems", "share"  # the suites that also have a picture
+PICTURED = "systems", "share", "host"  # the suites that also have a picture
 MODEL = (
-    '"demo", or a folder with a model (default: demo); systems, split, batch, speculation: or "generated", which the bench '
-    'writes; speculation: or "demo-head", the demo with a head that the bench trains'
+    '"demo", or a folder with a model (default: demo); systems, auto, split, batch, speculation: or "generated", which '
+    'the bench writes; speculation: or "demo-head", the demo with a head that the bench trains'
 )
 BUDGET = "memory budget of the configurations that cache (default: 50%%, split: 20%%, share: the most that is safe)"
 PEERS = "all", "ik", "llama", "none"
@@ -49,7 +50,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     option("budget", BUDGET, metavar="TEXT", type=options.checked(params()["budget"]))
     option(
         "budgets",
-        "budgets with commas between them, shares or bytes (default: 25%%,50%%,75%%; tiers: 100%%,75%%,50%%,37.5%%)",
+        "budgets with commas between them, shares or bytes (default: 25%%,50%%,75%%; auto: 15%%,30%%,50%%,75%%; tiers: "
+        "100%%,75%%,50%%,37.5%%)",
         metavar="LIST",
     )
     option(
@@ -67,7 +69,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         choices=PEERS,
     )
     option("prompts", "how many (default: 20)", type=count, metavar="N")
-    option("drawn", "combinations of budget and link drawn at random (default: 4)", type=count, metavar="N")
+    option("drawn", "combinations of budget and link drawn at random, 0 = none (default: 4)", type=whole, metavar="N")
     option("rounds", "rounds to take medians of", type=count, metavar="N")
     option("tokens", "decode passes a round", type=count, metavar="N")
     option("questions", "questions that a mode answers", type=count, metavar="N")
@@ -81,7 +83,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=expanded,
         metavar="FILE",
         help="systems: where to write the picture, TPOT over budgets, as a page that opens in a browser (default: "
-        "systems.html in the folder of --keep); share: an SVG (default: beside the result)",
+        "systems.html in the folder of --keep); share, host: an SVG (default: beside the result)",
     )
     parser.add_argument("--json", action="store_true", help="end with the result as one line of JSON")
     parser.add_argument(
@@ -139,11 +141,10 @@ def chosen(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def write_picture(file: Path, result: Mapping[str, Any]) -> None:
-    """Write the picture of `bench share` as an SVG, that of `bench systems` as one page, which needs nothing else."""
-    if result["bench"] == "share":
-        from bench.speed.share import picture
-
-        file.write_text(picture(dict(result)), encoding="utf-8")
+    """Write the picture of `bench systems` as one page, which needs nothing else, the others as an SVG."""
+    if (name := result["bench"]) != "systems":
+        drawn: str = import_module(f"bench.{SUITES[name][0]}.{name}").picture(dict(result))
+        file.write_text(drawn, encoding="utf-8")
         return
     from app.ui.tabs.systems_figures import tpot_over_budgets
 
@@ -154,6 +155,12 @@ def known(name: str) -> str:
     if name in SUITES:
         return name
     raise argparse.ArgumentTypeError(f"there is no bench {name!r}. Choose one of: {', '.join(SUITES)}.")
+
+
+def whole(text: str) -> int:
+    if not text.isdigit():
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number.")
+    return int(text)
 
 
 def count(text: str) -> int:

@@ -7,6 +7,9 @@ as multiples of balance: the one that copies an expert in the time of a layer wi
 machine's. Held-out combinations are drawn anew in every run, so that no constant can have been chosen for them; their
 figures stand apart.
 
+Cells are kept as they are measured. A run goes on from those of earlier ones over the same model, rounds and tokens,
+whichever budgets these had, until one has had all of them: so it can be made in parts.
+
 The best fixed setting of a round is the one that the other rounds show: of several that are equally good the one that
 happened to be the fastest in a round would be faster than any of them is.
 """
@@ -21,6 +24,7 @@ from typing import Any, NamedTuple
 from bench.harness.engines import model_of, stats_of, token_stream
 from bench.harness.figures import ratio, spread
 from bench.harness.report import grid
+from bench.harness.resume import KeptRows
 from bench.harness.run import LATENCY_US, Result, Run, Suite
 from core.engine import Engine
 from core.settings.presets import preset
@@ -28,6 +32,7 @@ from core.settings.sampling import Sampling
 from core.types import Ids
 
 PROMPT = 24  # tokens
+BUDGETS = "15%,30%,50%,75%"
 LINKS = (0.05, 0.25, 1.0, 5.0, 0.0)  # times balance; 0 = the machine's own
 SMALL_LINKS = (0.25,)
 SHARES, TIMES = (15, 90), (0.03, 8.0)  # per cent of the experts and times balance, of held-out combinations
@@ -58,7 +63,7 @@ class Combination(NamedTuple):
 def measure(
     run: Run,
     model: str = "demo",
-    budgets: str = "15%,30%,50%,75%",
+    budgets: str = BUDGETS,
     rounds: int = 5,
     tokens: int = 192,
     drawn: int = 4,
@@ -68,10 +73,22 @@ def measure(
     engine = run.engine(model_of(run, model), settings, endless=True, context=PROMPT + tokens + 8)
     stream = token_stream(engine)
     prompts = [list(islice(stream, PROMPT)) for _ in range(rounds + 1)]
-    layer_s = min(stats_of(engine, prompts[0], 32).tpot_ms for _ in range(3)) / 1e3 / engine.shape.layers
-    balance, seed = engine.sizes.blob / layer_s / 1e9, SystemRandom().randrange(1 << 32)
+    small = "-small" if run.small else ""
+    of = {"model": engine.model_hash, "sizes": [rounds, tokens], "versions": run.about["versions"]}
+    kept = KeptRows(run.folder() / "auto" / f"{engine.model_hash[:16]}{small}.jsonl", of)
+    run.say(f"{len(kept.rows)} cells are there already")
+
+    def balance_gbps() -> float:
+        layer_s = min(stats_of(engine, prompts[0], 32).tpot_ms for _ in range(3)) / 1e3 / engine.shape.layers
+        return engine.sizes.blob / layer_s / 1e9
+
+    balance = kept.note("balance_gbps", balance_gbps, anew=not kept.rows)
+    seed = kept.note("held_out_seed", lambda: SystemRandom().randrange(1 << 32), anew=not kept.rows)
 
     def cell(one: Combination) -> Result:
+        for row in kept.rows:
+            if row["cell"] == str(one):
+                return dict(row["figures"])
         link: dict[str, object] = {"link": "own"}
         if one.times:
             gbps = min(100.0, max(0.001, one.times * balance))
@@ -80,11 +97,15 @@ def measure(
         def answered(kind: str, number: int) -> Answer:
             return _answer(engine, kind, {"budget": one.budget, **link}, prompts[number], tokens)
 
-        return _figures(run.by_turns((*FIXED, "auto"), answered, rounds, what=str(one)))
+        figures = _figures(run.by_turns((*FIXED, "auto"), answered, rounds, what=str(one)))
+        kept.add({"cell": str(one), "figures": figures})
+        return figures
 
     every = [Combination(budget, times) for budget in budgets.split(",") for times in LINKS]
     cells = {str(one): cell(one) for one in ([Combination("30%", *SMALL_LINKS)] if run.small else every)}
     apart = {str(one): cell(one) for one in _drawn(seed, drawn)}
+    if budgets == BUDGETS:
+        kept.done()
     return {
         "cells": cells,
         "balance_gbps": balance,
@@ -124,8 +145,8 @@ class Answer(NamedTuple):
 def _answer(engine: Engine, kind: str, where: Mapping[str, object], prompt: list[int], tokens: int) -> Answer:
     plain = preset("on_demand").values  # of everything that presets set
     chosen = preset("auto").values if kind == "auto" else {**plain, **FIXED[kind]}
-    engine.change({**plain, "link": "own", "host_threads": 1})
-    engine.expert_cache.start_over()
+    engine.change({**plain, **FIXED[WAIT], "budget": where["budget"], "link": "own", "host_threads": 1})
+    engine.expert_cache.start_over()  # filled, as a policy keeps what it is given
     engine.change({**chosen, **where})
     throttles, ms, until = (engine.parts.host.throttle, engine.parts.prediction.throttle), list[float](), 0
     for piece in engine.generate(Ids(prompt), Sampling(temperature=0.0, max_new_tokens=tokens + 1)):

@@ -8,8 +8,10 @@ gives the same answers, from a cache as after the load, whose prompts are read o
 compared as well.
 """
 
+import math
 import os
 from collections.abc import Iterator
+from html import escape
 from itertools import islice
 from statistics import fmean, median
 from typing import Any
@@ -156,6 +158,39 @@ def table(r: Result) -> list[str]:
         "  hosted, admitted: of the measured placement, a token; learning: its tokens that took turns with waiting "
         "first, which are left out; bits: logits that differ from those of wait",
     ]
+
+
+def picture(r: Result) -> str:
+    """Time per token of each kind over the links, both logarithmic, as an SVG."""
+    width, height, left, bottom, room = 720, 420, 64, 60, 560
+    times = [float(link) for link in r["links"]]
+    ms = {kind: [of[kind]["tpot_ms"]["median"] for of in r["links"].values()] for kind in KINDS}
+    low, high = min(map(min, ms.values())), max(map(max, ms.values()))
+
+    def x(at: float) -> float:
+        return left + room * math.log(at / times[0]) / (math.log(times[-1] / times[0]) or 1.0)
+
+    def y(at: float) -> float:
+        return height - bottom - (height - 130) * math.log(at / low) / (math.log(high / low) or 1.0)
+
+    def text(at_x: float, at_y: float, words: str, fill: str = "#94a3b8", size: int = 12) -> str:
+        font = 'font-family="system-ui, sans-serif"'
+        return f'<text {font} x="{at_x:.0f}" y="{at_y:.0f}" font-size="{size}" fill="{fill}">{escape(words)}</text>'
+
+    shown = [text(24, 34, f"{r['model']} at {r['budget']}: ms a decoded token over emulated links", "#e2e8f0", 16)]
+    shown += [text(x(at) - 8, height - 34, f"{at:g}") for at in times]
+    shown += [text(16, y(at) + 4, f"{at:.3g}") for at in (low, math.sqrt(low * high), high)]
+    shown.append(
+        text(left, height - 12, "link, as a multiple of the one that copies an expert while the host computes it")
+    )
+    for (kind, values), colour in zip(ms.items(), ("#f59e0b", "#22d3ee", "#818cf8"), strict=True):
+        points = " ".join(f"{x(at):.1f},{y(value):.1f}" for at, value in zip(times, values, strict=True))
+        shown.append(f'<polyline points="{points}" fill="none" stroke="{colour}" stroke-width="2.5"/>')
+        shown.append(text(left + 100 * KINDS.index(kind), 58, kind, colour, 14))
+    return (
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" width="{width}" height="{height}">'
+        f'<rect width="{width}" height="{height}" rx="16" fill="#0f1729"/>{"".join(shown)}</svg>\n'
+    )
 
 
 SUITE = Suite(measure, table, small={"rounds": 1, "tokens": 4})

@@ -135,8 +135,9 @@ class Requests:
             if leased.ticket is not None:
                 tickets.pop(leased.segment.eid, None)
         self._end_lease(lease.eids)
+        room = MOST_BEHIND - self.copies.behind_now() if lease.hosted else 0
         for leased in lease.hosted:
-            self._admit_behind(leased.segment.eid)
+            room -= self._admit_behind(leased.segment.eid, has_room=room > 0)
         for leased in lease.requests:
             if leased.ticket is not None:
                 self.expect_hit(leased.segment.eid)
@@ -216,14 +217,14 @@ class Requests:
         copies.counts.host_computed += len(hosted)
         return Lease(layer, eids, segments, [*segments, *hosted], hosted)
 
-    def _admit_behind(self, eid: int, *, has_room: bool | None = None) -> None:
-        """The host has computed an expert: copy it into a slot if it is worth one, and the link is not behind."""
+    def _admit_behind(self, eid: int, *, has_room: bool) -> bool:
+        """The host has computed an expert: copy it into a slot if it is worth one, and the link is not behind ->
+        whether it is copied."""
         core, copies = self.core, self.copies
-        if not core.is_resident(eid):
-            has_room = copies.behind_now() < MOST_BEHIND if has_room is None else has_room
-            slots = core.admit_computed(eid, copies.tickets, has_room=has_room)
-            if slots is not None:
-                copies.admit(copies.whole[eid], slots)
+        slots = None if core.is_resident(eid) else core.admit_computed(eid, copies.tickets, has_room=has_room)
+        if slots is not None:
+            copies.admit(copies.whole[eid], slots)
+        return slots is not None
 
     def _complete(self, eid: int) -> LeasedSegment:
         """A request for an expert all of whose blocks have slots: ready, being copied, or a queued prefetch, which

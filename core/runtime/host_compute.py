@@ -16,7 +16,6 @@ import torch
 from core.cache.expert_cache import ExpertCache
 from core.cache.lease import Lease, LeasedSegment
 from core.errors import HostError, ModelError
-from core.memory.codec import on_cpu
 from core.memory.codec.fast.background import Background, most_threads
 from core.memory.codec.native.threads import lend
 from core.memory.slot import Slot
@@ -25,10 +24,10 @@ from core.memory.transfer import TransferEngine
 from core.policy.placement import Costs, Layer
 from core.policy.throttle import Throttle
 from core.runtime.expert_math import ExpertMath
-from core.runtime.host_steps import HostSteps
+from core.runtime.host_steps import HostSteps, host_kernels
 from core.runtime.placement import PlacementCosts
 from core.runtime.placement_trials import LayerTrial, trial_costs
-from core.runtime.program.experts import ExpertKernels, FastMath, for_each
+from core.runtime.program.experts import ExpertKernels, FastMath
 from core.runtime.program.few import FewRows
 from core.runtime.program.gpu.rows import GpuMath, GpuRows
 from core.runtime.program.many import FastRows
@@ -65,6 +64,8 @@ class HostCompute:
         self._borrowed: dict[int, torch.Tensor] = {}
         self._slots: dict[int, Slot] = {}  # by the address of a blob
         self._began_s, self._hand_s, self._here = 0.0, 0.0, 0
+        self._deciding: PlacementCosts | None = None  # costs by which the pass decides, and which follow it
+        self._weighs = False  # what that saves counts
         self.say: Callable[[str], None] = lambda text: None
         self.failed = ""  # why it is not used any more
         self.computing = 1  # threads of this processor that compute for the device
@@ -83,13 +84,19 @@ class HostCompute:
         """Whether the next pass may leave missing experts to the host."""
         return self.active and not self.throttle.paused
 
+    def begun(self) -> bool:
+        """A pass begins -> whether it may leave missing experts to the host."""
+        costs, self._weighs = self.costs, self.throttle.comparing
+        self._deciding = None if costs is None or (costs.alike and not self._weighs) else costs  # without: none waits
+        return self.used
+
     @property
     def threads(self) -> int:
         """Threads of its own."""
         return self.team.threads if self.team is not None else 0
 
     def objection(self) -> str:
-        """Why this load cannot compute on the host; "" where it can."""
+        """Why this load cannot compute on the host; "" where it can. Finds the kernels for that."""
         codecs = [one.codec for one in self._math]
         if codecs[0].blocks > 1:
             return "experts are cached in parts; load the model with whole experts (--blocks 1)"
@@ -97,7 +104,12 @@ class HostCompute:
             return "host memory holds no experts, which are read from disk into slots; load them there (--host)"
         if self._device.type == "cpu" and not all(one.verbatim for one in codecs):
             return f"experts have other bytes in host memory than in slots, as {codecs[0].dtype} is computed in"
-        return self._find_kernels()
+        try:
+            if self._device.type == "cpu" or not self.kernels:
+                self.kernels = host_kernels(self._math, self._modules)
+        except ModelError as error:
+            return f"there are no kernels for its experts in host memory ({error})"
+        return ""
 
     @property
     def closeness(self) -> float:
@@ -141,7 +153,7 @@ class HostCompute:
     def passed(self, step: StepRecord) -> None:
         """A pass is over; one over several rows decides nothing, as costs are those of one."""
         if step.tokens == 1:
-            self.throttle.note(step, self.costs.saved_ms() if self.costs is not None else 0.0)
+            self.throttle.note(step, self._deciding.saved_ms() if self._deciding is not None else 0.0)
 
     @property
     def takes_rows(self) -> bool:
@@ -165,10 +177,10 @@ class HostCompute:
     def choose(self, residents: int, missing: Sequence[int]) -> Collection[int]:
         """Which of a layer's missing experts (eids) the host computes. Those are kept in host memory until `end`."""
         most = len(missing)
-        if self.costs is not None and (self.throttle.comparing or not self.costs.alike):  # else none waits
+        if self._deciding is not None:
             layer = Layer(residents, most, self._transfers.backlog_s())
             copy_s = self._transfers.copy_s(self._store.blob_bytes)
-            most = self.costs.choose(layer, copy_s, weigh=self.throttle.comparing)
+            most = self._deciding.choose(layer, copy_s, weigh=self._weighs)
         return self.hold(reversed(missing), most)
 
     def hold(self, eids: Iterable[int], most: int) -> Collection[int]:
@@ -183,11 +195,11 @@ class HostCompute:
     def begin(self, lease: Lease, hidden: torch.Tensor) -> list[LeasedSegment]:
         """Begin to compute what was left to the host, of a row [1, H] -> the segments that the computing thread
         computes. Raises HostError."""
-        segments, self._began_s = lease.segments, time.perf_counter()
+        if self._deciding is None and not self._apart:
+            return self.in_place(lease)
+        segments, self._began_s = lease.segments if self._apart else self.in_place(lease), time.perf_counter()
         if lease.hosted and self._apart:
             self._begin_steps(lease.hosted, hidden)
-        elif lease.hosted:
-            segments = [*segments, *map(self._in_place, lease.hosted)]
         self._here = sum([one.ticket is None for one in segments])
         begun_s, self._began_s = self._began_s, time.perf_counter()
         self._hand_s = self._began_s - begun_s
@@ -195,24 +207,25 @@ class HostCompute:
 
     def computed_residents(self) -> None:
         """The computing thread has computed all that is ready; a GPU is told to."""
-        if self._here and self.costs is not None and self._device.type == "cpu":
-            self.costs.computed(time.perf_counter() - self._began_s, self._here, beside=self._posted is not None)
+        if self._here and self._deciding is not None and self._device.type == "cpu":
+            self._deciding.computed(time.perf_counter() - self._began_s, self._here, beside=self._posted is not None)
 
     def end(self, rows: Rows, hosted: Sequence[LeasedSegment]) -> tuple[float, float]:
         """Wait for the outputs of what was `hosted` and give them to `rows` -> the seconds that the host's threads
         took, and those that this thread took part in that or waited; 0 where it computed all by the steps of its own,
         which are counted as such. Raises HostError."""
-        took_s, waited_s, ended_s = 0.0, 0.0, time.perf_counter()
+        took_s = waited_s = 0.0
         if self._posted is not None:
+            ended_s = time.perf_counter()
             out = self._end_steps(self._posted)
             waited_s = time.perf_counter() - ended_s
             assert not isinstance(rows, FastRows), "several rows are computed on the device"
             rows.join([one.expert for one in hosted], out)
             if self.team is not None:
                 took_s = self.team.took_s
-                if self.costs is not None and took_s and not self.team.assisted:
-                    self.costs.hosted(took_s, len(hosted))
-                    self.costs.handed(self._hand_s + self.team.late_s + time.perf_counter() - ended_s)
+                if self._deciding is not None and took_s and not self.team.assisted:
+                    self._deciding.hosted(took_s, len(hosted))
+                    self._deciding.handed(self._hand_s + self.team.late_s + time.perf_counter() - ended_s)
         self._give_back()
         return took_s, waited_s if took_s or self._device.type == "cuda" else 0.0
 
@@ -232,19 +245,6 @@ class HostCompute:
     def _apart(self) -> bool:
         """Whether kernels compute for the host by themselves, not as the computing thread's product."""
         return bool(self.kernels) and (self.team is not None or self._device.type == "cuda")
-
-    def _find_kernels(self) -> str:
-        """Find the kernels for experts in host memory -> why there are none where they are needed."""
-        own = [one.kernels for one in self._math if isinstance(one, FastMath)]
-        if own or self._device.type == "cpu":
-            self.kernels = own
-        elif not self.kernels:
-            try:
-                codecs = [on_cpu(one.codec) for one in self._math]
-                self.kernels = [*for_each(self._modules, codecs, ExpertKernels)]
-            except ModelError as error:
-                return f"there are no kernels for its experts in host memory ({error})"
-        return ""
 
     def _begin_steps(self, hosted: Sequence[LeasedSegment], hidden: torch.Tensor) -> None:
         kernels = self.kernels[hosted[0].segment.eid // self._expert_cache.experts]
@@ -278,7 +278,7 @@ class HostCompute:
         slot = self._slots.get(blob.data_ptr())
         if slot is None:
             slot = self._slots[blob.data_ptr()] = Slot(-1, blob, blob.data_ptr())
-        return replace(one, slots=(slot,))
+        return LeasedSegment(one.expert, one.segment, (slot,), one.outcome, one.ticket)
 
     def _give_back(self) -> None:
         for eid in self._borrowed:

@@ -1,13 +1,16 @@
 """One row through experts that lie in host memory, as steps of native calls that threads of their own compute."""
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 
+from core.memory.codec import on_cpu
 from core.memory.codec.fast.background import Background
 from core.memory.codec.native.team_code import LINE
 from core.memory.codec.native.threads import acquire_team
-from core.runtime.program.experts import ExpertKernels
+from core.runtime.expert_math import ExpertMath
+from core.runtime.program.experts import ExpertKernels, FastMath, for_each
 
 FP32 = torch.float32
 
@@ -41,3 +44,11 @@ class HostSteps:
         with acquire_team() as own:
             self.steps.run(own)
         return self.out
+
+
+def host_kernels(math: Sequence[ExpertMath], modules: Sequence[Any]) -> list[ExpertKernels]:
+    """Those of each layer for experts in host memory: on a CPU the layers' own, none in the reference arithmetic.
+    Raises ModelError where there are none for a GPU's."""
+    if math[0].codec.device.type == "cpu":
+        return [one.kernels for one in math if isinstance(one, FastMath)]
+    return [*for_each(modules, [on_cpu(one.codec) for one in math], ExpertKernels)]

@@ -65,7 +65,7 @@ class MoEStep:
         self._prefetcher = prefetcher if prefetcher is not None and prefetcher.active else None
         self._hearing = self._prefetcher if self._prefetcher is not None and self._prefetcher.hears else None
         self._miss = miss if miss is not None and miss.active else None
-        self._host = self.host if self.host is not None and self.host.used else None
+        self._host = self.host if self.host is not None and self.host.begun() else None
         self.routers = self._prefetcher.routers if self._prefetcher is not None else None
         alone = not (self._on_gpu or self._miss is not None)
         whole = batch.size == 1 or not self._idle  # every expert that is chosen is computed

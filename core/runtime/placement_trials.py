@@ -16,6 +16,7 @@ from core.runtime.expert_math import ExpertMath
 from core.runtime.placement import LEAST_S
 from core.runtime.program.experts import FastMath
 from core.runtime.program.few import FewRows
+from core.runtime.program.gpu.rows import GpuMath, GpuRows
 from core.runtime.rows import ExpertRows, Routed
 from core.types import Outcome, Segment
 
@@ -108,12 +109,13 @@ class LayerTrial:
         """`label` stands for the expert: those of a trial are of any layer."""
         return LeasedSegment(label, Segment(eid, range(1)), self._table[eid], Outcome.HIT, None)
 
-    def _rows(self, experts: int) -> tuple[ExpertRows | FewRows, torch.Tensor]:
+    def _rows(self, experts: int) -> tuple[ExpertRows | FewRows | GpuRows, torch.Tensor]:
         math, chosen = self._math, [[*range(experts)]]
         ids = torch.tensor(chosen, device=self.device)
         hidden = torch.ones(1, math.inputs, dtype=math.codec.dtype, device=self.device)
         routed = Routed(ids, torch.ones(ids.shape, device=self.device), chosen, chosen[0], chosen)
-        return (FewRows if isinstance(math, FastMath) else ExpertRows)(math, math.token, hidden, routed), hidden
+        kind = GpuRows if isinstance(math, GpuMath) else FewRows if isinstance(math, FastMath) else ExpertRows
+        return kind(math, math.token, hidden, routed), hidden
 
     def _synchronize(self) -> None:
         if self.device.type == "cuda":

@@ -55,6 +55,8 @@ def test_host() -> None:
         assert of["differing"] == 0 and all(of[kind]["tpot_ms"]["median"] > 0 for kind in host.KINDS)
         assert of["wait"]["host_computed"] == 0 < of["host"]["host_computed"]
     assert "Balance" in one.text and "over the better" in one.text
+    lines = ElementTree.fromstring(host.picture(one.result)).findall("{*}polyline")
+    assert [len(line.get("points", "").split()) for line in lines] == [len(one.result["links"])] * len(host.KINDS)
 
 
 @pytest.mark.long(0.2)
@@ -74,6 +76,24 @@ def test_auto() -> None:
     (cell,) = one.result["cells"].values()
     assert cell["best"] in auto.FIXED and cell["auto"]["median"] > 0
     assert one.result["worst"] == one.result["median"] == cell["over_best"] and "EMULATED" in one.text
+
+
+@pytest.mark.long(0.1)
+def test_auto_goes_on_where_it_broke_off(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Cells of one budget are measured once, until all have been."""
+    answered = list[str]()
+
+    def answer(engine: Any, kind: str, where: Any, prompt: Any, tokens: int) -> auto.Answer:
+        answered.append(where["budget"])
+        return auto.Answer([1.0] * tokens, 0)
+
+    monkeypatch.setattr(auto, "_answer", answer)
+    monkeypatch.setattr(auto, "LINKS", (0.0,))
+    sizes = {"keep": tmp_path, "rounds": 1, "tokens": 2, "drawn": 0}
+    for budgets, measured in (("30%", {"30%"}), ("30%,50%", {"50%"}), (auto.BUDGETS, {"15%", "75%"}), ("15%", {"15%"})):
+        found = auto.SUITE.run(**sizes, budgets=budgets)
+        assert {*answered} == measured and len(found["cells"]) == len(budgets.split(","))
+        answered.clear()
 
 
 def test_what_was_fast_by_chance_is_not_the_best() -> None:

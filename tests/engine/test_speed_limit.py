@@ -1,8 +1,9 @@
 """The speed limit of a loaded model and its parts, delays that are planted, and the one speed of the demo's link."""
 
+import itertools
 import json
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -18,10 +19,23 @@ from core.settings.config import Settings
 from core.settings.loading import LoadSpec
 from core.settings.sampling import Sampling
 from core.types import StepRecord
+from tests.engine.placement_history import HOSTED, engine_on
+from tests.mixed_gguf import make_mixed
 from tests.selection import layered
 
 SLOW = {"link": "emulated", "link_gbps": 0.01, "link_latency_us": 2000.0}
 DELAY_S = 0.004
+QUICK = {"link": "emulated", "link_gbps": 0.5, "link_latency_us": 20.0}
+KINDS: Mapping[str, Mapping[str, object]] = {
+    "own link": {"link": "own"},
+    "reference": {"link": "own"},
+    "emulated link": {**SLOW, "predictor": "gate"},
+    "placed": {**QUICK, **HOSTED},
+    "drafts": {**QUICK, "drafts": "lookup"},
+    "mixed formats": QUICK,
+    "joined": {**HOSTED, "gpu_decode": "device"},
+}
+ELSEWHERE = "mixed formats", "joined"  # with a model, or a GPU, of their own
 
 
 @contextmanager
@@ -49,29 +63,44 @@ def answer(
     return steps[1:], (ends_s[-1] - ends_s[0]) * 1e3
 
 
-@pytest.mark.parametrize("answers", layered([1, 17], quick=lambda answers: answers == 1))
+@contextmanager
+def of_kind(kind: str, model: Path, folder: Path) -> Iterator[Engine]:
+    """An engine with half of its experts resident, whose tokens wait, are placed, guessed or led as KINDS says."""
+    settings = KINDS[kind]
+    if kind == "joined":
+        with engine_on("cuda", model, 2) as engine:
+            engine.change({"budget": "50%", **settings})
+            engine.prompt.ends = set()
+            yield engine
+        return
+    path = make_mixed(folder)[1] if kind == "mixed formats" else model
+    with loaded(path, 62, "reference" if kind == "reference" else "fast", **settings) as engine:
+        engine.parts.drafter.gate.fixed = 4
+        yield engine
+
+
 @pytest.mark.parametrize(
-    ("arithmetic", "settings"),
-    [("fast", {"link": "own"}), ("reference", {"link": "own"}), ("fast", {**SLOW, "predictor": "gate"})],
-    ids=["own link", "reference", "emulated link"],
+    ("kind", "answers"),
+    layered(itertools.product(KINDS, (1, 17)), quick=lambda case: case[1] == 1 and case[0] not in ELSEWHERE),
 )
 def test_the_parts_sum_to_what_a_clock_beside_the_engine_measured(
-    model: Path, answers: int, arithmetic: str, settings: dict[str, Any]
+    model: Path, tmp_path: Path, kind: str, answers: int
 ) -> None:
     """Over 60 tokens, or over 1,020."""
     meter, steps, wall_ms = dict[int, float](), list[StepRecord](), 0.0
-    with loaded(model, 62, arithmetic, **settings) as engine:
+    with of_kind(kind, model, tmp_path) as engine:
         for _ in range(answers):
             more, took_ms = answer(engine, 62)
             steps, wall_ms = steps + more, wall_ms + took_ms
             limit = engine.limit()
             meter.update(zip(limit.step.tolist(), limit.by_pass.sum(0).tolist(), strict=True))
-    assert len(steps) == 60 * answers
+    assert (len(steps) < 60 * answers) == any(step.drafted for step in steps) == (kind == "drafts")
+    assert any(step.host_computed for step in steps) == ("host" in KINDS[kind].values())
     assert sum(meter[step.index] for step in steps) == pytest.approx(wall_ms, rel=0.03)
     columns = {name: np.array([float(getattr(one, name, 0.0)) for one in steps]) for name in COLUMNS}
     took_ms = float((columns["total_ms"] + columns["between_ms"]).sum())
     assert sum(part.sum() for part in claims(columns).values()) <= 1.03 * took_ms, "what is measured does not overlap"
-    assert (columns["kernel_ms"] > 0).all() == (arithmetic == "fast")
+    assert (columns["kernel_ms"] > 0).all() == (kind not in ("reference", "joined"))
     assert (columns["kernel_ms"] <= columns["compute_ms"]).all()
 
 

@@ -2,7 +2,6 @@
 their own out of host memory, whichever the costs say, and whatever was decided before."""
 
 import itertools
-import random
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -10,9 +9,7 @@ import pytest
 import torch
 
 from core.engine import Engine
-from core.errors import HostError, SettingError
-from core.memory.codec.fast import background
-from core.memory.codec.fast import background_code as code
+from core.errors import SettingError
 from core.runtime.host_compute import HostCompute
 from core.runtime.placement import PlacementCosts
 from core.runtime.program.experts import FastMath
@@ -198,71 +195,6 @@ def test_a_link_that_is_behind_admits_few(engine: Engine) -> None:
     _, steps = answer(engine)
     assert sum(one.host_admitted for one in steps) < sum(one.host_computed for one in steps) / 4
     assert all(one.stall_ms == 0 for one in steps)
-
-
-@pytest.mark.parametrize("answers", [6, pytest.param(20_000 // TOKENS + 1, marks=pytest.mark.long(10))])
-def test_random_histories(engine: Engine, answers: int) -> None:
-    """Budgets, policies, prefetchers, links, placements, threads, drafts: changed between answers and within them."""
-    emptied(engine)
-    wanted, _ = answer(engine)
-    draw, gate, drafted = random.Random(answers), engine.parts.drafter.gate, 0
-    for _ in range(answers):
-        changes: dict[str, object] = {
-            "budget": draw.choice(["35%", "45%", "60%"]),
-            "miss_placement": draw.choice(["wait", "host", "measured"]),
-            "host_threads": draw.randrange(3),
-            "eviction": draw.choice(["lru", "lfu", "fifo", "lcp"]),
-            "predictor": draw.choice(["none", "gate"]),
-            "predictor.distance": draw.randrange(3),
-            "predictor.gate.last_state": draw.random() < 0.3,
-            "prefetch_deadline": draw.random() < 0.3,
-            "scope": draw.choice(["layer", "global"]),
-            "bypass": draw.random() < 0.3,
-            "link_gbps": draw.choice([0.01, 0.2, 5.0]),
-            "drafts": draw.choice(["off", "lookup"]),
-        }
-        gate.fixed = draw.choice([None, 2, 8])
-        engine.change({name: value for name, value in changes.items() if draw.random() < 0.6})
-        seen = list[torch.Tensor]()
-        for piece in engine.generate(Ids(PROMPT), Sampling(max_new_tokens=TOKENS), draw=greedy(seen)):
-            if piece.step is not None:
-                assert piece.step.device_bytes <= piece.step.budget_bytes
-                drafted += piece.step.drafted
-            if draw.random() < 0.2:
-                engine.change({"miss_placement": draw.choice(["wait", "host", "measured"])})
-            if draw.random() < 0.1:
-                engine.change({"host_threads": draw.randrange(3), "budget": draw.choice(["35%", "50%"])})
-        assert torch.equal(torch.stack(seen), wanted), changes
-        engine.expert_cache.check_integrity()
-    assert drafted > 0
-    gate.fixed = None
-    engine.change({"predictor": "none", "eviction": "lru", "scope": "layer", "bypass": False, "drafts": "off"})
-
-
-def test_a_thread_that_fails_is_an_error_and_then_misses_are_waited_for(
-    path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(background, "TIMEOUT_S", 0.3)
-    with unloading(engine_of(path)) as engine:
-        wanted, _ = answer(engine)
-        emptied(engine, budget="25%", miss_placement="host", host_threads=1)
-        team = engine.parts.host.team
-        if team is None:
-            pytest.skip("this machine leaves the host no processor")
-
-        def never(at: int, patience: int = 0) -> None:
-            """Takes what is posted, and does nothing with it."""
-            if team._state.value == code.POSTED:
-                team._state.value = code.TAKEN
-
-        team._serve, team._recall = never, never  # type: ignore[assignment]
-        with pytest.raises(HostError, match=r"did not finish within 0\.3 seconds"):
-            answer(engine)
-        assert not engine.parts.host.active
-        found, steps = answer(engine)
-        assert torch.equal(found, wanted)
-        assert sum(one.host_computed for one in steps) == 0
-        engine.expert_cache.check_integrity()
 
 
 def test_experts_in_parts_are_not_computed_by_the_host(path: Path) -> None:

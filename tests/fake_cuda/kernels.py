@@ -75,20 +75,25 @@ class FakeKernels:
 
     def _bytes(self, address: int) -> torch.Tensor:
         """The bytes at an address that a kernel was given."""
-        host = address - MAPPED if address >= MAPPED else address
-        region = self._fake.races.region(host)
-        right = region is not None and (self._fake.pinned.holds(host) if address >= MAPPED else region.kind == "slot")
-        if not right:
-            self._fake.faults.lose_device(lambda call: True)
-            self._fake.faults.check("launch")
-        self._note(host, "kernel")
-        memory = (ctypes.c_uint8 * self._codec.slot_bytes).from_address(host)
+        memory = (ctypes.c_uint8 * self._codec.slot_bytes).from_address(read_by_kernel(self._fake, address))
         with torch._C.DisableTorchFunction():
             return torch.frombuffer(memory, dtype=torch.uint8)
 
     def _note(self, address: int, what: str) -> None:
         if (region := self._fake.races.region(address)) is not None:
             self._fake.races.by_stream(region, writes=False, what=what)
+
+
+def read_by_kernel(fake: FakeCuda, address: int) -> int:
+    """Note that a kernel reads a slot, or pinned memory -> where the host has it."""
+    host = address - MAPPED if address >= MAPPED else address
+    region = fake.races.region(host)
+    if region is None or not (fake.pinned.holds(host) if address >= MAPPED else region.kind == "slot"):
+        fake.faults.lose_device(lambda call: True)
+        fake.faults.check("launch")
+    assert region is not None
+    fake.races.by_stream(region, writes=False, what="kernel")
+    return host
 
 
 class FakeAttention:

@@ -46,7 +46,7 @@ class Flags:
 
 
 class Mails:
-    """Watches the mailboxes of all that is joined while it is `installed`."""
+    """Watches the mailboxes of all that is joined while it is `watching`."""
 
     def __init__(self, fake: FakeCuda) -> None:
         self.fake, self.flags = fake, Flags(fake)
@@ -54,9 +54,33 @@ class Mails:
         self.attends: Callable[[Mails, int, int, int], None] = attend
 
     def installed(self, interpreter: Interpreter, patch: pytest.MonkeyPatch) -> Mails:
-        """Annotate the interpreted kernels, and have threads call `attends` in the place of native code."""
+        """Watch, and annotate the interpreted kernels."""
         from core.runtime.program.gpu import hosted
 
+        self.watching(patch)
+
+        def load(at: Any) -> Any:
+            found = real_load(at)
+            address, stream = int(at.handle.data.item()), self.fake.clocks.current()
+            self.flags.learn(address, int(found.handle.data.item()), stream.clock)
+            return found
+
+        def store(at: Any, value: Any) -> None:
+            self.published(int(at.handle.data.item()) - PUBLISHED, int(value.handle.data.item()))
+            real_store(at, value)
+
+        def joined(given: Mapping[str, Any]) -> None:
+            if given["mail"] in self._at and int(given["state"][1]):
+                self._stream(given["mail"] + self._at[given["mail"]].form.out, writes=False)
+
+        interpreter.after["_join"] = joined
+        real_load, real_store = hosted.load, hosted.store
+        patch.setattr(hosted, "load", load)
+        patch.setattr(hosted, "store", store)
+        return self
+
+    def watching(self, patch: pytest.MonkeyPatch) -> None:
+        """Watch, and have threads call `attends` in the place of native code."""
         real_init, real_close = HostJoin.__init__, HostJoin.close
 
         def init(join: HostJoin, *given: Any) -> None:
@@ -74,34 +98,22 @@ class Mails:
                     self.fake.races.freed(mail + form.out)
             real_close(join)
 
-        def load(at: Any) -> Any:
-            found = real_load(at)
-            address, stream = int(at.handle.data.item()), self.fake.clocks.current()
-            self.flags.learn(address, int(found.handle.data.item()), stream.clock)
-            return found
-
-        def store(at: Any, value: Any) -> None:
-            mail = int(at.handle.data.item()) - PUBLISHED
-            self._stream(mail + self._at[mail].form.x, writes=True)
-            stream = self.fake.clocks.current()
-            self.flags.tell(mail + PUBLISHED, int(value.handle.data.item()), stream.clock)
-            real_store(at, value)
-
-        interpreter.after["_join"] = self.joined
-        real_load, real_store = hosted.load, hosted.store
         patch.setattr(HostJoin, "__init__", init)
         patch.setattr(HostJoin, "close", close)
-        patch.setattr(hosted, "load", load)
-        patch.setattr(hosted, "store", store)
         kind = ctypes.CFUNCTYPE(None, *[ctypes.c_int64] * 4)
         called = kind(lambda team, until, plan, _: self.attends(self, team, until, plan))
         patch.setattr(attend_code, "functions", lambda: {"attend": called})
-        return self
 
-    def joined(self, given: Mapping[str, Any]) -> None:
-        """A kernel has joined a layer's outputs, where it misses any."""
-        mail = given["mail"]
-        if mail in self._at and int(given["state"][1]):
+    def published(self, mail: int, number: int) -> None:
+        """A kernel is about to say that it has written the state."""
+        if mail in self._at:
+            self._stream(mail + self._at[mail].form.x, writes=True)
+            self.flags.tell(mail + PUBLISHED, number, self.fake.clocks.current().clock)
+
+    def joined(self, mail: int, number: int) -> None:
+        """A kernel has seen that the host has computed, and reads its outputs."""
+        if mail in self._at:
+            self.flags.learn(mail + DONE, number, self.fake.clocks.current().clock)
             self._stream(mail + self._at[mail].form.out, writes=False)
 
     def _stream(self, address: int, *, writes: bool) -> None:

@@ -4,8 +4,7 @@ Besides its executable they need the libraries that Debian's package depends on,
 `--no-sandbox`: Chromium's sandbox runs neither as root nor in most containers. `find` starts each candidate as the
 tests do, as some only say how to install a browser (Ubuntu's chromium-browser) and others lack libraries or fonts.
 
-Playwright runs in processes of its own.
-"""
+Playwright runs in processes of its own."""
 
 import os
 import shutil

@@ -60,8 +60,7 @@ def machine(
     args: argparse.Namespace, prefetching: bool, profile: Profile | None, layers: int, top_k: int
 ) -> Machine | None:
     """The given times, else a profile's when prefetchers are simulated; None = neither. Raises SettingError when the
-    given times do not suffice.
-    """
+    given times do not suffice."""
     measured = profile.times if profile is not None and profile.times is not None and prefetching else {}
     load_ms, compute_ms, head_ms = args.load_ms, args.compute_ms, args.head_ms
     if args.gbps is not None:
@@ -109,8 +108,7 @@ def chosen(
     text: str, settings: Settings, trace: Trace, profile: Profile | None, say: Callable[[str], None]
 ) -> list[str]:
     """The requested prefetchers, "none" first. For "all", those that the trace and the profile support; `say` reports
-    the others. Raises SettingError for an unknown name.
-    """
+    the others. Raises SettingError for an unknown name."""
     if text.strip() != "all":
         names = [variant("predictor", word).name for word in text.replace(" ", "").split(",") if word != ORACLE]
         return list(dict.fromkeys([NONE, *names]))
@@ -157,8 +155,7 @@ def _timed(cache: Config, name: str, settings: Settings) -> TimedConfig:
 
 def bound_ms(best: Result, clock: Clock) -> float | None:
     """TPOT that no cache, prefetcher and order of copies can beat: the longer of computing and of copying the misses of
-    Belady's MIN over this link.
-    """
+    Belady's MIN over this link."""
     if best.misses_per_token is None:
         return None
     return max(clock.compute_ms, best.misses_per_token * clock.load_ms)

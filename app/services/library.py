@@ -1,7 +1,6 @@
 """The models on this machine: packs, the local Hugging Face cache, and the user's folders. No UI code.
 
-Uses no network and reads only configs, manifests and headers.
-"""
+Uses no network and reads only configs, manifests and headers."""
 
 import os
 import sqlite3

@@ -3,8 +3,7 @@
 A comparison holds where its whole interval is on the claimed side (`bench.harness.paired`; the confidence is that of
 all comparisons of a row together), speaks against the claim where it is on the other side, and is not told apart where
 it has the border inside. A row holds where all comparisons do, in part where some do, does not where some speak against
-it and none for it, and is not told apart otherwise. A correlation is a comparison with 0 and with STRONG.
-"""
+it and none for it, and is not told apart otherwise. A correlation is a comparison with 0 and with STRONG."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass

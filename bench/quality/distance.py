@@ -4,8 +4,7 @@ Both read the same text with the same loaded weights, those outside the experts 
 format. The reference rounds states to the compute type after each operation, the fast arithmetic does not, so that much
 of a distance may be the reference's own rounding. Where the model can be loaded in fp32 with the same experts, both are
 compared with the reference there, too, and the fast arithmetic in fp32 as well: what that differs by is due to the
-rounding of states to 8 bits alone. Distances are kept for later loads on this machine.
-"""
+rounding of states to 8 bits alone. Distances are kept for later loads on this machine."""
 
 from collections.abc import Sequence
 from typing import Any

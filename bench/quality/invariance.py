@@ -3,9 +3,8 @@
 Budget, eviction policy, prefetcher, threads and where misses are computed are combined with the pieces in which a text
 is read, the number of texts in a pass, and whether its beginning is taken over from an earlier text: 2,592 ways. Each
 prompt is read in EACH of them, which are drawn without repetition. All logits after its tokens are compared with those
-of the same text read alone in one pass, with everything resident. The fast arithmetic promises that none
-differs; of the reference the same is counted for comparison.
-"""
+of the same text read alone in one pass, with everything resident. The fast arithmetic promises that none differs; of
+the reference the same is counted for comparison."""
 
 import itertools
 import random

@@ -2,9 +2,8 @@
 
 Two tables. The first is like BuddyMoE's tables 2 to 4: residencies x modes on the demo model's questions and held-out
 text (core.measure.evaluate). The second is like figures 3, 4, 7 and 8 of Speculating Experts
-(bench.quality.speculating), whose table 1 is the execute modes of the first. Measurements are saved
-as they are made: an interrupted bench continues where it was.
-"""
+(bench.quality.speculating), whose table 1 is the execute modes of the first. Measurements are saved as they are made:
+an interrupted bench continues where it was."""
 
 import statistics
 from collections.abc import Mapping, Sequence

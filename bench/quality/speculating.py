@@ -2,8 +2,7 @@
 
 Similarity of the quasi-hidden state to the next layer's true one, and recall of each way of predicting, layer by layer;
 and time per token on demand, with prefetching, and with executing predictions, at several context lengths over the same
-link, with the largest possible gain.
-"""
+link, with the largest possible gain."""
 
 import statistics
 import threading

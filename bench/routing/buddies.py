@@ -1,8 +1,7 @@
 """bench buddies: what BuddyMoE's figures 4, 6, 7 and 9 and its sections 3.2 and 3.3 say of a model's routing: how
 unevenly experts and pairs of them are chosen, how alike their outputs are, how long buddy lists get.
 
-All figures are counts of one calibration, or of a profile that exists already.
-"""
+All figures are counts of one calibration, or of a profile that exists already."""
 
 from pathlib import Path
 

@@ -1,8 +1,7 @@
 """bench estimator: recall of the trained estimator over its input, its width and the tokens it was trained on.
 
 The next gate and default vectors, which need no training, are rows of the same run. Recall is counted in the engine,
-over tokens decoded for questions that no profile has seen.
-"""
+over tokens decoded for questions that no profile has seen."""
 
 import json
 import random

@@ -1,9 +1,8 @@
 """bench expert_maps: do FineMoE's statements on expert maps hold for this model: figures 3, 4, 8, 9 and 16a?
 
 The maps and embeddings of decoded tokens are recorded once; entropies, correlations and searches are computed on them,
-so that all but the recall in time of a live search are counts. An iteration is one decoded token; the paper's figures
-8 and 9 take one of each prompt, for which a few hundred prompts would have to be answered.
-"""
+so that all but the recall in time of a live search are counts. An iteration is one decoded token; the paper's figures 8
+and 9 take one of each prompt, for which a few hundred prompts would have to be answered."""
 
 import math
 from collections.abc import Sequence

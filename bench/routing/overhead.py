@@ -4,8 +4,7 @@ Everything is resident and the link is not emulated, so nothing is fetched and n
 changes is its cost: its time on the computing thread (`predict`, which the engine counts), what capturing router inputs
 adds to a pass, and what its background work takes from the computing. Two more rows: recording for the lab, which runs
 several predictors at once, and the live comparison of cache policies. Rounds run in pairs, with the subject and without
-it; what it adds is the median over the pairs of the difference of their medians, with the mean's interval.
-"""
+it; what it adds is the median over the pairs of the difference of their medians, with the mean's interval."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager

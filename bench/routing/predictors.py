@@ -1,8 +1,7 @@
 """bench predictors: recall of each predictor, layer by layer, and its cost on the computing thread.
 
-Recall is measured on a model whose profile comes from other texts than the questions; predictors with background
-work are waited for, so that their recall is the method's. Cost is measured without waiting.
-"""
+Recall is measured on a model whose profile comes from other texts than the questions; predictors with background work
+are waited for, so that their recall is the method's. Cost is measured without waiting."""
 
 from statistics import fmean
 

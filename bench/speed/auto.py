@@ -8,8 +8,7 @@ machine's. Held-out combinations are drawn anew in every run, so that no constan
 figures stand apart.
 
 The best fixed setting of a round is the one that the other rounds show: of several that are equally good the one that
-happened to be the fastest in a round would be faster than any of them is.
-"""
+happened to be the fastest in a round would be faster than any of them is."""
 
 import math
 from collections.abc import Iterator, Mapping, Sequence

@@ -6,8 +6,7 @@ it, and recording to that, are medians of the differences between passes that fo
 is left to the reader of a record, or is done for 64 passes at once where nothing reads it, is timed apart (`reading`).
 What each predictor adds to recording are differences between medians of rounds. `program` is a whole layer of an
 answer's token in the fast arithmetic, tiny experts and recording included, where it knows the model. On a GPU these are
-times of the host, which launches a layer's kernels.
-"""
+times of the host, which launches a layer's kernels."""
 
 import time
 from collections.abc import Iterator, Sequence

@@ -5,8 +5,7 @@ The processor stands for both sides: one thread computes for the device, out of 
 of its memory; copies go over emulated links. Balance is the link that copies an expert in the time in which it is
 handed to the host and computed there, as measured before the first answer; the links are multiples of it. Every kind
 gives the same answers, from a cache as after the load, whose prompts are read over the machine's own link. Bits are
-compared as well.
-"""
+compared as well."""
 
 import os
 from collections.abc import Iterator

@@ -1,10 +1,9 @@
 """bench peers: with everything resident, how fast are prompts and tokens beside ik_llama.cpp and llama.cpp?
 
-One generated model in 4 bits and in bf16. In each round every system reads the same prompts and decodes the same
-tokens after them, by turns; all stay loaded. A file's bits a weight and its KL to the bf16 weights stand with its
-speed, so that speeds can be compared at equal quality. ik_llama.cpp is taken in its fastest configuration, which a
-short trial finds.
-"""
+One generated model in 4 bits and in bf16. In each round every system reads the same prompts and decodes the same tokens
+after them, by turns; all stay loaded. A file's bits a weight and its KL to the bf16 weights stand with its speed, so
+that speeds can be compared at equal quality. ik_llama.cpp is taken in its fastest configuration, which a short trial
+finds."""
 
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence

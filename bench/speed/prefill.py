@@ -4,8 +4,7 @@ link?
 All systems stay loaded, and a round gives each of them the same prompts: transformers in bf16, and the engine out of
 packs in bf16 and in int4, with everything resident and with half of the experts on disk. The time is that to the first
 token. Every prompt is new, and finds the cache as the one before left it. ik_llama.cpp and llama.cpp read the same
-prompts in each round, with everything resident.
-"""
+prompts in each round, with everything resident."""
 
 import time
 from collections.abc import Callable, Mapping, Sequence

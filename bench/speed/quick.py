@@ -2,8 +2,7 @@
 
 Every round runs every configuration once on the same prompt. Figures are medians over the rounds' passes, ratios are
 medians of the rounds' own ratios. Beside the demo model in bf16, ik_llama.cpp and llama.cpp decode as many tokens of
-the same weights; `bench peers` compares at a size where speed matters.
-"""
+the same weights; `bench peers` compares at a size where speed matters."""
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial

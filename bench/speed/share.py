@@ -1,8 +1,7 @@
 """bench share: what a model does on this machine as Auto runs it, as one JSON and a picture that others can compare.
 
 Answers to prompts of bundled texts, each read anew, with the machine's own link. The budget is the most that is safe,
-unless another one is given.
-"""
+unless another one is given."""
 
 from collections.abc import Iterator
 from html import escape

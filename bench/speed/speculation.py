@@ -4,10 +4,8 @@ What is written is given, so that a text repeats or does not whatever the model 
 again and again (`repeated`), with every twelfth token another (`edited`), texts in their order (`held out`), and what
 the model writes by itself at temperature 1 (`own`). The prompt is the first passage. Every kind writes the same text,
 from a cache as after the load; bits are compared as well. The model "demo-head" is the demo with a head that is trained
-before (bench.models.head); its guesses, and both together, are two kinds more.
-The machine's own link copies from host memory; the emulated one takes as many layers for an expert as the reference
-machine's does.
-"""
+before (bench.models.head); its guesses, and both together, are two kinds more. The machine's own link copies from host
+memory; the emulated one takes as many layers for an expert as the reference machine's does."""
 
 from collections.abc import Iterator
 from copy import copy

@@ -1,7 +1,6 @@
 """A profile: everything that calibration measured of one model, in memory and on disk. Independent of the engine.
 
-On disk it is one safetensors file: the arrays, and in its head one JSON text with the rest, and a checksum of both.
-"""
+On disk it is one safetensors file: the arrays, and in its head one JSON text with the rest, and a checksum of both."""
 
 from __future__ import annotations
 

@@ -48,9 +48,8 @@ class RoutingSource:
 
 @dataclass(frozen=True, slots=True)
 class Routing:
-    """A trace in its own file, and what is known about its recording. `link` and the following fields are
-    display text.
-    """
+    """A trace in its own file, and what is known about its recording. `link` and the following fields are display
+    text."""
 
     name: str
     path: str
@@ -77,8 +76,7 @@ def choices(store: Store, load: int | None) -> list[tuple[str, str]]:
 
 def from_file(source: RoutingSource, target: str, limit: int = 0) -> Routing:
     """Read a trace of any supported format; write its last `limit` tokens (0 = all) as a Moestro trace. Raises
-    TraceError.
-    """
+    TraceError."""
     path = named_path(source.path, TraceError)
     trace = open_trace(path, source.experts)
     if not trace.tokens:
@@ -110,8 +108,7 @@ def from_store(store: Store, source: RoutingSource, target: Path, limit: int = 0
     """Write the recorded routing of a load or a chat as a trace; for a chat with several models, that of the last one.
 
     `limit`: the last so many tokens, 0 = all. `lab`: where some were recorded for the lab, those alone, so that all
-    prefetchers are compared on the same tokens. Raises TraceError when there is none.
-    """
+    prefetchers are compared on the same tokens. Raises TraceError when there is none."""
     found = store.traces(*((source.id, None) if source.kind == "chat" else (None, source.id)))
     if not found:
         load = store.steps.loads([source.id]) if source.kind == "load" else []

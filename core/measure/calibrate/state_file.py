@@ -1,7 +1,6 @@
 """Training data on disk: records in a temporary file, read back in shuffled minibatches within bounded memory.
 
-The file is gone with its handle: the system removes it when it is closed, and when the process dies.
-"""
+The file is gone with its handle: the system removes it when it is closed, and when the process dies."""
 
 import tempfile
 from collections.abc import Callable, Iterator
@@ -27,8 +26,7 @@ class StateFile:
     """A file of training examples (`core.policy.predict.nets.estimator.Examples`).
 
     `inputs` makes the network's inputs [n, H], of a 16-bit float dtype, of records [n]. Memory: POOL_BYTES, one block,
-    and what `inputs` takes for a block, while minibatches are read; else nothing.
-    """
+    and what `inputs` takes for a block, while minibatches are read; else nothing."""
 
     def __init__(
         self, layout: np.dtype[Any], inputs: Callable[[Records], torch.Tensor], folder: Path | None = None

@@ -26,8 +26,7 @@ class LCP(Eviction):
     of a prompt counts in both.
 
     Score: log2 P + now / omega x log2(1 / rho). It orders experts at any time as P does, since it omits only a term
-    that all share; and it stays constant while an expert is unused: log2 mu + last use x log2(1 / rho) / omega.
-    """
+    that all share; and it stays constant while an expert is unused: log2 mu + last use x log2(1 / rho) / omega."""
 
     counts_tokens: ClassVar[bool] = True
 

@@ -22,8 +22,7 @@ class DefaultVectors(NextLayer):
 
     For a layer with a shared expert, D_l holds only the routed experts' part: the shared one's output is not known yet,
     and a profile has no mean of it. For a layer that does more with its experts' output than adding it (a norm after
-    it), or a router that no norm feeds, the router is evaluated on h_l, as in the next-layer gate.
-    """
+    it), or a router that no norm feeds, the router is evaluated on h_l, as in the next-layer gate."""
 
     defaults: ClassVar[bool] = True
     needs: ClassVar[tuple[str, ...]] = ("defaults",)

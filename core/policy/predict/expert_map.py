@@ -39,8 +39,7 @@ class ExpertMap(Predictor):
 
     The map of a pass over several tokens is their mean. The search by embedding begins when the pass is announced, and
     every result is used as soon as it arrives (section 4.3), unless its layer has been reached by then. The eviction
-    policy gets the whole map of a layer, also when it comes too late to prefetch by (section 4.5).
-    """
+    policy gets the whole map of a layer, also when it comes too late to prefetch by (section 4.5)."""
 
     priority = staticmethod(lambda score, p, distance: p / distance)  # section 4.5: p / (l - l_now)
     asks: ClassVar[bool] = True

@@ -114,9 +114,9 @@ class _Reading:
             median(self.first_ms),
             times,
             of.rate("hits", "requests"),
-            (of.requests - of.hits) / of.tokens,
-            of.stall_ms / of.tokens,
-            of.link_bytes / of.tokens,
+            (of.total("requests") - of.total("hits")) / of.tokens,
+            of.total("stall_ms") / of.tokens,
+            of.total("link_bytes") / of.tokens,
             of.rate("changed", "assignments"),
             of.emulated,
         )

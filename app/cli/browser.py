@@ -25,23 +25,16 @@ HOW = (
     f"{NAMED}, and run the same command again. With {NEEDED}=1 a missing browser is a failure."
 )
 ARGS = (
-    "--no-sandbox",
-    "--disable-gpu",
-    "--disable-quic",
-    "--no-first-run",
-    "--disable-background-networking",
-    "--disable-component-update",
-    "--disable-sync",
+    *(
+        "--no-sandbox --disable-gpu --disable-quic --no-first-run --disable-background-networking "
+        "--disable-component-update --disable-sync"
+    ).split(),
 )
 NAMES = (
-    "chromium",
-    "chromium-browser",
-    "google-chrome",
-    "google-chrome-stable",
-    "chrome",
-    "microsoft-edge",
-    "microsoft-edge-stable",
-    "msedge",
+    *(
+        "chromium chromium-browser google-chrome google-chrome-stable chrome microsoft-edge microsoft-edge-stable "
+        "msedge"
+    ).split(),
 )
 ON_WINDOWS = (
     "Google/Chrome/Application/chrome.exe",

@@ -14,6 +14,7 @@ from core.settings.config import Settings
 from core.settings.registry import variant, variants
 from core.simulate import Clock, Config, Result
 from core.simulate.prefetchers import ORACLE, TimedConfig, TimedResult, predictor_for, timed
+from core.system.wording import cell, grid
 
 NONE = "none"
 RULES = ("prefetch_deadline", "prefetch_guard", "prefetch_beside")  # settings with an option of their own here
@@ -164,39 +165,26 @@ def bound_ms(best: Result, clock: Clock) -> float | None:
 def table(found: Mapping[str, TimedResult], title: str, bound: float | None, blob_bytes: int) -> str:
     """Results for one cache, a line per prefetcher, fastest first; below them perfect prefetching."""
     rows = sorted((n for n in found if n != ORACLE), key=lambda n: (found[n].tpot_ms or 0.0, n))
-    shown = {name: f"{name}, waited for" if found[name].waited_for else name for name in rows}
-    width = max(map(len, [*shown.values(), "perfect prefetch"]))
-    heads = ("ms/token", "stall", "net ms", "hits", "prefetch", "late", "recall", "copied", "wasted")
-    unit = "MB" if blob_bytes else "experts"
-    lines = [
-        f"{title}; copied and wasted in {unit} a token, net = what prefetching saved less what it cost:",
-        " " * (width + 2) + "".join(f"{head:>10}" for head in heads),
-    ]
-    lines += [_line(shown[name], found[name], width, blob_bytes) for name in rows]
-    lines.append(_line("perfect prefetch", found[ORACLE], width, blob_bytes))
+    heads = ("", "ms/token", "stall", "net ms", "hits", "prefetch", "late", "recall", "copied", "wasted")
+    named = {name: f"{name}, waited for" if found[name].waited_for else name for name in rows}
+    cells = [(named[name], *_cells(found[name], blob_bytes)) for name in rows]
+    cells.append(("perfect prefetch", *_cells(found[ORACLE], blob_bytes)))
     if bound is not None:
-        lines.append(f"  {'bound':<{width}}{bound:>10.2f}  no cache and no prefetcher can do better over this link")
-    return "\n".join(lines)
+        cells.append(("no cache, no prefetcher: bound", f"{bound:.2f}", *[""] * 8))
+    unit = "MB" if blob_bytes else "experts"
+    about = f"{title}; copied and wasted in {unit} a token, net = what prefetching saved less what it cost:"
+    return "\n".join([about, *grid(heads, cells)])
 
 
-def _line(name: str, one: TimedResult, width: int, blob_bytes: int) -> str:
-    def share(value: float | None) -> str:
-        return f"{'-':>10}" if value is None else f"{value:>10.1%}"
-
-    def bytes_of(metric: str) -> float:
-        return (one.per_token(metric) or 0.0) / (1e6 if blob_bytes else 1.0)
-
-    def ms(value: float | None) -> str:
-        return f"{'-':>10}" if value is None else f"{value:>10.2f}"
-
-    known = [value for value in one.recall_by_layer if value is not None]
+def _cells(one: TimedResult, blob_bytes: int) -> list[str]:
+    known, scale = [value for value in one.recall_by_layer if value is not None], 1e6 if blob_bytes else 1.0
     recall = sum(known) / len(known) if known else None
-    copied, wasted = bytes_of("demand_bytes") + bytes_of("prefetch_bytes"), bytes_of("wasted_bytes")
-    return (
-        f"  {name:<{width}}{ms(one.tpot_ms)}{ms(one.per_token('stall_ms'))}{ms(one.per_token('net_ms'))}"
-        f"{share(one.hit_rate)}{share(one.rate('prefetch_hits'))}{share(one.rate('late'))}{share(recall)}"
-        f"{copied:>10.2f}{wasted:>10.2f}"
-    )
+    copied, ahead, wasted = (one.per_token(f"{name}_bytes") or 0.0 for name in ("demand", "prefetch", "wasted"))
+    return [
+        *map(cell, (one.tpot_ms, one.per_token("stall_ms"), one.per_token("net_ms"))),
+        *(cell(share, ".1%") for share in (one.hit_rate, one.rate("prefetch_hits"), one.rate("late"), recall)),
+        *(cell(size, scale=scale) for size in (copied + ahead, wasted)),
+    ]
 
 
 def summaries(found: Mapping[tuple[str, str], Mapping[str, TimedResult]]) -> dict[str, dict[str, dict[str, object]]]:

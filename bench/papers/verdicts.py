@@ -17,30 +17,8 @@ from bench.papers.parts import HOLDS, NEVER, NO, PART, UNTOLD, Answer, Ask, Row
 
 STRONG = 0.5  # of a correlation: a quarter of one side's variance is the other's
 # Figures of which less is better, or is claimed.
-LOWER = (
-    "kl",
-    "tpot_ms",
-    "ttft_ms",
-    "simulated_ms",
-    "link_bytes",
-    "entropy",
-    "share_of_token",
-    "change",
-    "lost",
-    "list_share",
-)
-SHARES = (
-    "hit_rate",
-    "recall",
-    "match",
-    "accuracy",
-    "precision",
-    "share",
-    "share_of_token",
-    "change",
-    "lost",
-    "list_share",
-)
+LOWER = (*"kl tpot_ms ttft_ms simulated_ms link_bytes entropy share_of_token change lost list_share".split(),)
+SHARES = (*"hit_rate recall match accuracy precision share share_of_token change lost list_share".split(),)
 BUSY = 0.3  # CPU cores of other programs from which on times are not compared (core.measure.evaluate.others)
 Blocks = Mapping[str, Mapping[str, list[float]]]
 """Group -> subject -> blocks."""

@@ -12,7 +12,6 @@ from typing import Any
 import torch
 
 from bench.harness.engines import model_of
-from bench.harness.report import grid
 from bench.harness.run import RESIDENT, Result, Run, Suite
 from core.engine import Engine
 from core.engine.arithmetic import BOUND, ROUNDING_BF16, objection
@@ -20,6 +19,7 @@ from core.engine.distance import Read, divergence
 from core.engine.passages import held_out, windows
 from core.errors import ModelError
 from core.measure.distance import measured, readers
+from core.system.wording import grid
 
 FORMATS = "checkpoint,int8,int8-g32,int4-g32,int4-g32-sym,mxfp4,nvfp4"  # those that divide the demo model's sizes
 FP32 = ("fp32 to fast", "to reference", "to fast fp32")  # KL

@@ -14,7 +14,6 @@ from typing import Any, NamedTuple
 import torch
 
 from bench.harness.engines import model_of, token_stream
-from bench.harness.report import grid
 from bench.harness.run import RESIDENT, Result, Run, Suite
 from core.engine import Engine
 from core.memory.codec.native.threads import share
@@ -22,6 +21,7 @@ from core.runtime.batch import Batch, Share
 from core.runtime.pipeline import Pipeline
 from core.runtime.sequence_kv import SequenceKV
 from core.runtime.warmup import Split, Threads
+from core.system.wording import grid
 from core.types import Phase
 
 LENGTH = 72  # tokens of a prompt

@@ -13,7 +13,6 @@ from typing import Any
 import torch
 
 from bench.harness.paired import stretches
-from bench.harness.report import cell, grid
 from bench.harness.run import Run
 from bench.routing.probe import listen
 from core.engine import Engine
@@ -27,6 +26,7 @@ from core.measure.evaluate.run import restored, start_mode
 from core.runtime.measurement import LayerRun
 from core.settings.param import Value
 from core.settings.presets import preset
+from core.system.wording import cell, grid
 from core.types import StepRecord
 
 MODES = tuple(mode for mode in modes_of() if mode.name.startswith("execute_"))  # modes that the profile must support

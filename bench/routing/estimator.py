@@ -9,13 +9,14 @@ from collections.abc import Sequence
 from statistics import fmean
 from typing import Any
 
-from bench.harness.report import grid, headline
+from bench.harness.report import headline
 from bench.harness.run import RESIDENT, Result, Run, Suite
 from bench.routing.probe import listen
 from core.engine import Engine
 from core.engine.texts import ASSETS, Text, bundled
 from core.measure.calibrate.gather import calibrate
 from core.settings.calibration import CalibrationSettings
+from core.system.wording import grid
 
 INPUTS = ("hidden", "quasi")
 MIDDLE, WIDTHS = 256, (64, 256)  # width of the rows over tokens; widths at MIDDLE_TOKENS

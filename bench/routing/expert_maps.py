@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from bench.harness.engines import READ, divided, question_of
-from bench.harness.report import cell, grid, headline
+from bench.harness.report import headline
 from bench.harness.run import RESIDENT, Result, Run, Suite
 from bench.routing.map_figures import (
     DISTANCE,
@@ -30,6 +30,7 @@ from core.engine import Engine
 from core.engine.texts import Text, bundled
 from core.measure.calibrate.gather import calibrate
 from core.settings.sampling import Sampling
+from core.system.wording import cell, grid
 
 CAPACITIES = (10, 30, 100, 300, 1000, 3000)
 CAPACITY = 1000  # where the distance is varied

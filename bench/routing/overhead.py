@@ -15,7 +15,7 @@ from app.services.regret import Regret
 from bench.harness.engines import QUESTION, READ, decode_steps, until_ready
 from bench.harness.figures import medians
 from bench.harness.paired import difference
-from bench.harness.report import cells, goal, goal_lines, grid, headline
+from bench.harness.report import goal, goal_lines, headline
 from bench.harness.run import RESIDENT, Result, Run, Suite
 from core.engine import Engine
 from core.engine.texts import bundled
@@ -24,6 +24,7 @@ from core.measure.calibrate.gather import calibrate
 from core.settings.param import Value
 from core.settings.registry import variants
 from core.settings.sampling import Sampling
+from core.system.wording import cells, grid
 
 LIMIT = READ // 10  # tokens of the profile
 GOAL = 0.05  # for the time added beyond the subject's own, as a share of a token without it

@@ -20,7 +20,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from bench.harness.engines import question_of
-from bench.harness.report import grid, headline
+from bench.harness.report import headline
 from bench.harness.run import RESIDENT, Result, Run, Suite
 from bench.routing.estimator import divided, every_text
 from bench.routing.path_accuracy import measure as accuracies
@@ -33,6 +33,7 @@ from core.policy.predict.nets import path
 from core.policy.predict.nets.path import Passage
 from core.profile import save
 from core.settings.sampling import Sampling
+from core.system.wording import grid
 from core.types import Ids, StepRecord
 
 RUNS = 30_000  # of the paper

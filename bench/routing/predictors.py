@@ -6,11 +6,12 @@ are waited for, so that their recall is the method's. Cost is measured without w
 from statistics import fmean
 
 from bench.harness.engines import READ, divided
-from bench.harness.report import grid, headline
+from bench.harness.report import headline
 from bench.harness.run import RESIDENT, Result, Run, Suite
 from bench.routing.probe import listen, subjects
 from core.engine.texts import bundled
 from core.measure.calibrate.gather import calibrate
+from core.system.wording import grid
 
 
 def measure(run: Run, model: str = "demo", tokens: int = 256, answer: int = 48) -> Result:

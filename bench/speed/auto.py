@@ -19,11 +19,11 @@ from typing import Any, NamedTuple
 
 from bench.harness.engines import model_of, stats_of, token_stream
 from bench.harness.figures import ratio, spread
-from bench.harness.report import grid
 from bench.harness.run import LATENCY_US, Result, Run, Suite
 from core.engine import Engine
 from core.settings.presets import preset
 from core.settings.sampling import Sampling
+from core.system.wording import grid
 from core.types import Ids
 
 PROMPT = 24  # tokens

@@ -18,7 +18,6 @@ from typing import Any, cast
 import torch
 
 from bench.harness.figures import differences
-from bench.harness.report import cells, grid
 from bench.harness.run import RESIDENT, Result, Run, Suite
 from bench.models.generate import checkpoint
 from bench.models.sizes import Sizes
@@ -29,6 +28,7 @@ from core.runtime.expert_math import ExpertMath
 from core.runtime.moe_step import MoEStep
 from core.runtime.pipeline import Pipeline
 from core.settings.registry import variants
+from core.system.wording import cells, grid
 
 EXPERTS = (16, 64, 256)
 LAYERS, TOP_K, HIDDEN = 16, 8, 64

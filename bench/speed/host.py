@@ -17,12 +17,12 @@ import torch
 
 from bench.harness.engines import model_of, token_stream
 from bench.harness.figures import ratio, spread
-from bench.harness.report import grid
 from bench.harness.run import LATENCY_US, Result, Run, Suite
 from core.engine import Engine
 from core.memory.codec.fast.background import most_threads
 from core.metrics import share
 from core.settings.sampling import Sampling
+from core.system.wording import grid
 from core.types import Ids, StepRecord
 
 PROMPT = 16  # tokens

@@ -17,7 +17,7 @@ import torch
 from bench.harness.engines import pack_of, random_tokens
 from bench.harness.figures import ratio
 from bench.harness.paired import times
-from bench.harness.report import cell, goal, goal_lines, grid, interval
+from bench.harness.report import goal, goal_lines, interval
 from bench.harness.run import Result, Run, Suite, numbers
 from bench.models.fixtures import DENSE, FORMATS, disk_gbps
 from bench.models.generate import checkpoint
@@ -27,6 +27,7 @@ from bench.speed.fidelity import HEADS, NOTE, Fidelity, shown
 from bench.speed.plain import Plain
 from core.engine import Engine
 from core.settings.sampling import Sampling
+from core.system.wording import cell, grid
 from core.types import Ids
 
 BUDGETS = ("100%", "50%")

@@ -9,7 +9,6 @@ from itertools import islice
 
 from bench.harness.engines import model_of, token_stream
 from bench.harness.figures import spread
-from bench.harness.report import cell
 from bench.harness.run import Result, Run, Suite
 from core.capacity.fit import estimate
 from core.engine import Engine
@@ -18,7 +17,7 @@ from core.settings.config import Settings
 from core.settings.loading import LoadSpec
 from core.settings.presets import FIRST, preset
 from core.settings.sampling import Sampling
-from core.system.wording import format_bytes
+from core.system.wording import cell, format_bytes
 from core.types import AnswerStats, Ids
 
 PROMPT, SMALL_PROMPT = 512, 24  # tokens

@@ -18,7 +18,7 @@ import torch
 from bench.harness.engines import emulated_link, model_of, token_stream
 from bench.harness.figures import spread
 from bench.harness.paired import times
-from bench.harness.report import grid, interval
+from bench.harness.report import interval
 from bench.harness.run import Result, Run, Suite
 from bench.models.head import TOGETHER, with_head
 from core.engine import Engine
@@ -26,6 +26,7 @@ from core.engine.draft_gate import DraftGate
 from core.engine.draft_prefetch import DraftPrefetch
 from core.engine.drafter import HEAD_SLOPE, Drafter
 from core.settings.sampling import Sampling
+from core.system.wording import grid
 from core.types import Ids, StepRecord
 
 PASSAGE, EDITED = 48, 12  # tokens

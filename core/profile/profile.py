@@ -200,19 +200,7 @@ def load(path: Path, *, model_hash: str | None = None, model: str = "") -> Profi
     return profile
 
 
-_PLAIN = (
-    "model",
-    "model_hash",
-    "layers",
-    "experts",
-    "top_k",
-    "hidden",
-    "tokens",
-    "source",
-    "created",
-    "times",
-    "settings",
-)
+_PLAIN = (*"model model_hash layers experts top_k hidden tokens source created times settings".split(),)
 
 
 def _arrays(profile: Profile) -> dict[str, npt.NDArray[Any]]:

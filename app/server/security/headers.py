@@ -11,20 +11,10 @@ from starlette.datastructures import MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 FEATURES = (
-    "accelerometer",
-    "autoplay",
-    "camera",
-    "display-capture",
-    "encrypted-media",
-    "geolocation",
-    "gyroscope",
-    "magnetometer",
-    "microphone",
-    "midi",
-    "payment",
-    "usb",
-    "screen-wake-lock",
-    "xr-spatial-tracking",
+    *(
+        "accelerometer autoplay camera display-capture encrypted-media geolocation gyroscope magnetometer microphone "
+        "midi payment usb screen-wake-lock xr-spatial-tracking"
+    ).split(),
 )
 ALWAYS = {
     "x-content-type-options": "nosniff",

@@ -47,34 +47,16 @@ DEFINITIONS: dict[str, str] = {
 }
 _SAMPLING = tuple(name for name in declared(Sampling) if name != "max_new_tokens")
 _STATS = (
-    "prompt_tokens",
-    "cached_tokens",
-    "new_tokens",
-    "ttft_ms",
-    "tpot_ms",
-    "hit_rate",
-    "exact",
-    "closeness",
-    "distance_kl",
-    "distance_tokens",
-    "changed",
-    "assignments",
+    *(
+        "prompt_tokens cached_tokens new_tokens ttft_ms tpot_ms hit_rate exact closeness distance_kl distance_tokens "
+        "changed assignments"
+    ).split(),
 )
 _QUALITY = ("scored", "kl", "kl_most", "agreement", "perplexity", "saved_ms", "note")
 
 _WHOLE = (
-    "load",
-    "chat",
-    "answer",
-    "prompt_tokens",
-    "cached_tokens",
-    "new_tokens",
-    "changed",
-    "assignments",
-    "distance_tokens",
-    "scored",
-    "seed",
-    "top_k",
+    *("load chat answer prompt_tokens cached_tokens new_tokens changed assignments distance_tokens".split()),
+    *("scored", "seed", "top_k"),
 )
 _DTYPES = {
     **dict.fromkeys(_WHOLE, "Int64"),

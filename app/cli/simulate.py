@@ -218,9 +218,8 @@ def chosen_settings(args: argparse.Namespace, prefetching: str) -> Settings:
         ours = name in PLACING or name.startswith("eviction.")
         if not ours and not (prefetching and (name in RULES or name.startswith("predictor."))):
             raise SettingError(
-                f"simulate has no use for {name}: it takes parameters of cache policies, like "
-                "eviction.lcp.omega=64, and with --predictors those of prefetchers, and "
-                f"{', '.join(RULES[:-1])} and {RULES[-1]}."
+                f"simulate has no use for {name}: it takes parameters of cache policies, like eviction.lcp.omega=64, "
+                f"and with --predictors those of prefetchers, and {', '.join(RULES[:-1])} and {RULES[-1]}."
             )
         values[name] = value
     return Settings(values)

@@ -59,9 +59,8 @@ def load(path: Path, *, model_hash: str | None = None, model: str = "") -> Profi
         ) from error
     if model_hash is not None and found.model_hash != model_hash:
         raise ProfileError(
-            f"The buddy lists {path} were made for {found.model} ({found.model_hash[:12]}) and say "
-            f"nothing about {model or 'this model'} ({model_hash[:12]}). Delete the file, or calibrate "
-            "this model."
+            f"The buddy lists {path} were made for {found.model} ({found.model_hash[:12]}) and say nothing about "
+            f"{model or 'this model'} ({model_hash[:12]}). Delete the file, or calibrate this model."
         )
     return found
 

@@ -213,9 +213,8 @@ def _passes(store: Store, stored: StoredTrace) -> list[Pass]:
     where, values = (" AND chat = ?", (stored.chat,)) if stored.chat is not None else ("", ())
     with store.db.reader() as db:
         rows = db.execute(
-            "SELECT total_ms - record_ms AS total_ms, stall_ms, layer, outcome, transfers FROM steps "
-            f"WHERE layers > 0 AND phase = 'decode' AND tokens = 1 AND load IN ({marks}){where} "
-            "ORDER BY id DESC LIMIT ?",
+            "SELECT total_ms - record_ms AS total_ms, stall_ms, layer, outcome, transfers FROM steps WHERE layers > 0 "
+            f"AND phase = 'decode' AND tokens = 1 AND load IN ({marks}){where} ORDER BY id DESC LIMIT ?",
             (*stored.loads, *values, TIMED),
         )
         return [as_pass(row, stored.layers) for row in rows]

@@ -146,9 +146,8 @@ class Uniform(Division):
     "layer_slots",
     "profile",
     title="By use",
-    help="Each slot goes to the layer where the next most used expert "
-    "of a profile answers most requests, so that layers with a few favourites get few slots and layers that use "
-    "all of their experts get many.",
+    help="Each slot goes to the layer where the next most used expert of a profile answers most requests, so that "
+    "layers with a few favourites get few slots and layers that use all of their experts get many.",
     source="marginal gain of the static hit rate",
 )
 class ByUse(Division):

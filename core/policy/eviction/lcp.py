@@ -16,9 +16,8 @@ from core.settings.registry import register
     "eviction",
     "lcp",
     title="LCP",
-    help="Uses count, and fade while an expert is unused: its priority is its "
-    "uses x rho^(tokens unused / window), and the smallest is evicted. Every token that chooses an expert is a use. "
-    "Between LFU (rho near 1) and LRU (near 0).",
+    help="Uses count, and fade while an expert is unused: its priority is its uses x rho^(tokens unused / window), and "
+    "the smallest is evicted. Every token that chooses an expert is a use. Between LFU (rho near 1) and LRU (near 0).",
     source="MoEpic section 3.3, equation 4",
 )
 class LCP(Eviction):

@@ -10,9 +10,8 @@ from core.settings.registry import register
     "eviction",
     "least_stale",
     title="Least stale",
-    help="The expert whose layer is furthest from being computed "
-    "again leaves, which is one of the layer just reached; within a layer the one unused for longest. Meant for "
-    "scope global: where each layer has its own slots it is LRU.",
+    help="The expert whose layer is furthest from being computed again leaves, which is one of the layer just reached; "
+    "within a layer the one unused for longest. Meant for scope global: where each layer has its own slots it is LRU.",
     source="the order of layers, which LRU ignores (FineMoE section 4.5)",
 )
 class LeastStale(Eviction):

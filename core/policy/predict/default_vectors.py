@@ -11,9 +11,8 @@ from core.settings.registry import register
     "predictor",
     "default_vectors",
     title="Default vectors",
-    help="The next layer's router is asked on the state "
-    "that this layer's experts leave on average, and its likeliest experts are fetched. Layer 0 takes the "
-    "previous token's experts.",
+    help="The next layer's router is asked on the state that this layer's experts leave on average, and its likeliest "
+    "experts are fetched. Layer 0 takes the previous token's experts.",
     source="Speculating Experts section 3.2, the quasi-hidden state",
 )
 class DefaultVectors(NextLayer):

@@ -28,9 +28,8 @@ class _Pass(NamedTuple):
     "predictor",
     "expert_map",
     title="Expert maps",
-    help="It remembers what all routers said for earlier "
-    "tokens, searches the one whose embedding, and then whose layers so far, are most like this token's, and "
-    "fetches what that one used next. Searching never holds up a layer.",
+    help="It remembers what all routers said for earlier tokens, searches the one whose embedding, and then whose "
+    "layers so far, are most like this token's, and fetches what that one used next. Searching never holds up a layer.",
     source="FineMoE sections 4.1 to 4.4",
 )
 class ExpertMap(Predictor):

@@ -93,11 +93,6 @@ class Importer(JobOwner[ImportJob]):
 
         Raises BusyError, or MoestroError if the import cannot be started; later errors are reported in the returned
         job."""
-        texts = {"source": source, "format": format, "output folder": out}  # page events can carry any values
-        if odd := next((name for name, value in texts.items() if not isinstance(value, str)), None):
-            raise MoestroError(f"The {odd} of an import is text, and {texts[odd]!r:.60} is none. Nothing was begun.")
-        if not isinstance(download, bool):
-            raise MoestroError("Whether the import may download must be true or false. Nothing was started.")
         source = source.strip().strip('"')
         if not source:
             raise MoestroError("Say what to import: a folder, a GGUF file, or a name on the Hugging Face hub.")
@@ -128,7 +123,7 @@ class Importer(JobOwner[ImportJob]):
         source = source.strip().strip('"')
         try:
             path = named_path(source)
-        except MoestroError:  # page events can carry any values
+        except MoestroError:
             return []
         there = path.exists()
         if not source or format not in CHOICES or (not there and parse(source) is None):

@@ -21,7 +21,7 @@ result = partial(printed, "simulate")
 def test_every_policy_and_size_beside_the_bound(trace: Path, capsys: pytest.CaptureFixture[str]) -> None:
     found, table = result(capsys, "--trace", trace, "--slots", "25%,50%,75%", "--policies", "all")
     names, sizes = [v.name for v in variants("eviction")], ["25%", "50%", "75%"]
-    assert list(found["hit_rate"]) == names and len(names) == 12
+    assert list(found["hit_rate"]) == names and len(names) == 11
     assert all(list(found["hit_rate"][name]) == sizes for name in names)
     assert list(found["belady"]) == sizes and found["slots"] == {"25%": 12, "50%": 24, "75%": 36}
     for size in sizes:

@@ -2,7 +2,6 @@
 
 import argparse
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 
 from app.cli import options
 from app.cli.parser import real
@@ -18,7 +17,7 @@ from core.system.wording import cell, grid
 
 NONE = "none"
 RULES = ("prefetch_deadline", "prefetch_guard", "prefetch_beside")  # settings with an option of their own here
-NUMBER, MILLISECONDS = real("a number that is not negative"), real("a number of milliseconds")
+MILLISECONDS = real("a number of milliseconds")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -33,14 +32,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         f"preset's policy (default: the preset's): {', '.join(v.name for v in variants('predictor'))}",
     )
     options.add_overrides(group, RULES)
-    group.add_argument("--gbps", type=NUMBER, metavar="X", help="bandwidth of the link, in place of --load-ms")
-    group.add_argument("--latency-us", type=NUMBER, default=0.0, metavar="X", help="added to every copy (default: 0)")
-    group.add_argument(
-        "--expert-mb",
-        type=NUMBER,
-        metavar="X",
-        help="size of one expert in MB (10^6 bytes), for --gbps and to count bytes",
-    )
     group.add_argument(
         "--head-ms",
         type=MILLISECONDS,
@@ -49,44 +40,24 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
-@dataclass(frozen=True, slots=True)
-class Machine:
-    """Simulation parameters: times, and the bytes of one expert (0 = unknown, then no bytes are reported)."""
-
-    clock: Clock
-    blob_bytes: int
-
-
-def machine(
+def clock_of(
     args: argparse.Namespace, prefetching: bool, profile: Profile | None, layers: int, top_k: int
-) -> Machine | None:
+) -> Clock | None:
     """The given times, else a profile's when prefetchers are simulated; None = neither. Raises SettingError when the
     given times do not suffice."""
     measured = profile.times if profile is not None and profile.times is not None and prefetching else {}
-    load_ms, compute_ms, head_ms = args.load_ms, args.compute_ms, args.head_ms
-    if args.gbps is not None:
-        if load_ms is not None or not args.gbps or not args.expert_mb:
-            raise SettingError(
-                "For the time of a copy, give either --load-ms, or --gbps (more than 0) and --expert-mb."
-            )
-        load_ms = args.expert_mb / args.gbps
-    load_ms = measured.get("load") if load_ms is None else load_ms + args.latency_us / 1e3
+    compute_ms, head_ms, expert_ms = args.compute_ms, args.head_ms, args.expert_ms
+    load_ms = measured.get("load") if args.load_ms is None else args.load_ms
     head_ms = measured.get("head", 0.0) if head_ms is None else head_ms
-    expert_ms = args.expert_ms
     if compute_ms is None and measured:
         compute_ms = layers * (measured["att"] + measured["moe"]) + head_ms
         expert_ms = expert_ms or measured["moe"] / top_k
     if compute_ms is None and load_ms is None and not prefetching:
         return None
     if compute_ms is None or load_ms is None:
-        how = "both --compute-ms and --load-ms"
-        if prefetching:
-            how = "--compute-ms and one of --load-ms and --gbps, or a --profile with measured times"
-        raise SettingError(f"To predict speed, give {how}.")
-    return Machine(
-        Clock(compute_ms, load_ms, expert_ms, head_ms=head_ms),
-        round((args.expert_mb or 0.0) * 1e6),
-    )
+        or_else = ", or a --profile with measured times" if prefetching else ""
+        raise SettingError(f"To predict speed, give --compute-ms and --load-ms{or_else}.")
+    return Clock(compute_ms, load_ms, expert_ms, head_ms=head_ms)
 
 
 def wanted(args: argparse.Namespace) -> str:
@@ -134,7 +105,7 @@ def run(
     names: Sequence[str],
     caches: Sequence[Config],
     settings: Settings,
-    at: Machine,
+    clock: Clock,
     profile: Profile | None,
     start: str,
     processes: int,
@@ -142,9 +113,7 @@ def run(
 ) -> list[list[TimedResult]]:
     """Results [cache][prefetcher], those of the oracle last. Raises SettingError or TraceError."""
     configs = [_timed(cache, name, settings) for name in [*names, ORACLE] for cache in caches]
-    found = timed(
-        trace, configs, at.clock, max(1, at.blob_bytes), profile=profile, start=start, processes=processes, say=say
-    )
+    found = timed(trace, configs, clock, 1, profile=profile, start=start, processes=processes, say=say)
     return [found[at :: len(caches)] for at in range(len(caches))]
 
 
@@ -162,28 +131,27 @@ def bound_ms(best: Result, clock: Clock) -> float | None:
     return max(clock.compute_ms, best.misses_per_token * clock.load_ms)
 
 
-def table(found: Mapping[str, TimedResult], title: str, bound: float | None, blob_bytes: int) -> str:
+def table(found: Mapping[str, TimedResult], title: str, bound: float | None) -> str:
     """Results for one cache, a line per prefetcher, fastest first; below them perfect prefetching."""
     rows = sorted((n for n in found if n != ORACLE), key=lambda n: (found[n].tpot_ms or 0.0, n))
     heads = ("", "ms/token", "stall", "net ms", "hits", "prefetch", "late", "recall", "copied", "wasted")
     named = {name: f"{name}, waited for" if found[name].waited_for else name for name in rows}
-    cells = [(named[name], *_cells(found[name], blob_bytes)) for name in rows]
-    cells.append(("perfect prefetch", *_cells(found[ORACLE], blob_bytes)))
+    cells = [(named[name], *_cells(found[name])) for name in rows]
+    cells.append(("perfect prefetch", *_cells(found[ORACLE])))
     if bound is not None:
         cells.append(("no cache, no prefetcher: bound", f"{bound:.2f}", *[""] * 8))
-    unit = "MB" if blob_bytes else "experts"
-    about = f"{title}; copied and wasted in {unit} a token, net = what prefetching saved less what it cost:"
+    about = f"{title}; copied and wasted in experts a token, net = what prefetching saved less what it cost:"
     return "\n".join([about, *grid(heads, cells)])
 
 
-def _cells(one: TimedResult, blob_bytes: int) -> list[str]:
-    known, scale = [value for value in one.recall_by_layer if value is not None], 1e6 if blob_bytes else 1.0
+def _cells(one: TimedResult) -> list[str]:
+    known = [value for value in one.recall_by_layer if value is not None]
     recall = sum(known) / len(known) if known else None
     copied, ahead, wasted = (one.per_token(f"{name}_bytes") or 0.0 for name in ("demand", "prefetch", "wasted"))
     return [
         *map(cell, (one.tpot_ms, one.per_token("stall_ms"), one.per_token("net_ms"))),
         *(cell(share, ".1%") for share in (one.hit_rate, one.rate("prefetch_hits"), one.rate("late"), recall)),
-        *(cell(size, scale=scale) for size in (copied + ahead, wasted)),
+        *map(cell, (copied + ahead, wasted)),
     ]
 
 

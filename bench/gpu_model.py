@@ -5,9 +5,8 @@ side by side, and at most the host's or the GPU's time and then the link's. As a
 fixed time a layer, which one H100 was measured to take, and the missing experts' way over the link: once, or twice
 where their copies into slots hold up the next token. In the fast arithmetic a graph has fewer kernels, each of which is
 taken to cost as much as those of that graph did; missing experts are read over the link, or computed by the host beside
-the residents, whichever takes longer. Of the requested experts, at least the share is resident that has
-a slot (uniform routing), and at most what others report of LRU for Qwen3 30B-A3B.
-"""
+the residents, whichever takes longer. Of the requested experts, at least the share is resident that has a slot (uniform
+routing), and at most what others report of LRU for Qwen3 30B-A3B."""
 
 from typing import NamedTuple
 

@@ -160,8 +160,7 @@ def write_log(error: Exception, words: Sequence[str] = (), given: Iterable[objec
     """Append the traceback to the log in the data directory and return a line saying where; return the traceback if
     that fails. `words`: the command line, of which `given` are the values of the options.
 
-    Neither contains text of a conversation nor a secret: error messages that may quote one are left out.
-    """
+    Neither contains text of a conversation nor a secret: error messages that may quote one are left out."""
     given = list(given)
     private = bool(TALKS.intersection(words[:1])) or any(isinstance(one, Secret) for one in given)
     text = hide(describe(error) + "\n" if private else "".join(traceback.format_exception(error)))

@@ -4,8 +4,7 @@ Besides its executable they need the libraries that Debian's package depends on,
 `--no-sandbox`: Chromium's sandbox runs neither as root nor in most containers. `find` starts each candidate as the
 tests do, as some only say how to install a browser (Ubuntu's chromium-browser) and others lack libraries or fonts.
 
-Playwright runs in processes of its own.
-"""
+Playwright runs in processes of its own."""
 
 import os
 import shutil
@@ -26,23 +25,16 @@ HOW = (
     f"{NAMED}, and run the same command again. With {NEEDED}=1 a missing browser is a failure."
 )
 ARGS = (
-    "--no-sandbox",
-    "--disable-gpu",
-    "--disable-quic",
-    "--no-first-run",
-    "--disable-background-networking",
-    "--disable-component-update",
-    "--disable-sync",
+    *(
+        "--no-sandbox --disable-gpu --disable-quic --no-first-run --disable-background-networking "
+        "--disable-component-update --disable-sync"
+    ).split(),
 )
 NAMES = (
-    "chromium",
-    "chromium-browser",
-    "google-chrome",
-    "google-chrome-stable",
-    "chrome",
-    "microsoft-edge",
-    "microsoft-edge-stable",
-    "msedge",
+    *(
+        "chromium chromium-browser google-chrome google-chrome-stable chrome microsoft-edge microsoft-edge-stable "
+        "msedge"
+    ).split(),
 )
 ON_WINDOWS = (
     "Google/Chrome/Application/chrome.exe",

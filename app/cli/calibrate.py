@@ -30,9 +30,8 @@ def add_arguments(parser: CommandParser) -> None:
         type=expanded,
         default=[],
         metavar="PATH",
-        help="a text file, a .jsonl "
-        "of chats, or a folder of text files (may be given more than once; default: the bundled "
-        "prompts)",
+        help="a text file, a .jsonl of chats, or a folder of text files (may be given more than once; default: the "
+        "bundled prompts)",
     )
     parser.add_argument(
         "--trace",

@@ -5,7 +5,7 @@ import json
 import sys
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,7 @@ from app.store.home import data_dir
 from app.store.private import data_folder
 from core.errors import SettingError
 from core.system.paths import expanded
+from core.system.wording import cell, grid
 
 RESIDENCIES, QUESTIONS, TOKENS = ".75,.5,.375", 24, 192
 
@@ -235,7 +236,6 @@ def table(found: dict[str, Any]) -> str:
         return "\n".join([f"{found['model']}, tasks of lm-evaluation-harness:", *lines])
     from core.measure.evaluate.others import MUCH
 
-    heads = ("mode", "match", "unseen", "perpl.", "agree", "changed", "MB/token", "tok/s")
     lines = [
         f"{found['model']}: {found['questions']['seen']} + {found['questions']['unseen']} questions, "
         f"{found['text']['tokens']} tokens of {found['text']['source']}; link: {found['link']}; "
@@ -243,10 +243,7 @@ def table(found: dict[str, Any]) -> str:
     ]
     if note := found["questions"].get("note"):
         lines.append(note)
-    for share in dict.fromkeys(one["residency"] for one in found["rows"]):
-        rows = [one for one in found["rows"] if one["residency"] == share]
-        lines += [f"Residency {share:.4g}:", f"  {heads[0]:30s}" + "".join(f"{head:>10s}" for head in heads[1:])]
-        lines += [_line(one, one["mode"] in found["pareto"].get(f"{share:g}", ())) for one in rows]
+    lines += rows_table(found)
     lines.append("* none at this residency is better in both exact match (else agreement) and speed.")
     busiest = max((one["others_cores"] or 0.0 for one in found["rows"]), default=0.0)
     if busiest > MUCH:
@@ -254,17 +251,26 @@ def table(found: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def _line(one: dict[str, Any], best: bool) -> str:
-    name = f"{'*' if best else ' '} {one['mode']:30s}"
-    if one["problem"]:
-        return f"{name}  {one['problem']}"
-    cells = [
-        (one["exact_match"], "{:.1%}"),
-        (one["unseen_match"], "{:.1%}"),
-        (one["perplexity"], "{:.2f}"),
-        (one["agreement"], "{:.1%}"),
-        (one["substituted_rate"], "{:.1%}"),
-        (one["link_bytes"] and one["link_bytes"] / 1e6, "{:.3f}"),
-        (one["tok_s"], "{:.1f}"),
-    ]
-    return name + "".join(f"{'-' if value is None else form.format(value):>10s}" for value, form in cells)
+FORMS = {  # of the figures of a row, and their heads
+    "exact_match": (".1%", "match"),
+    "unseen_match": (".1%", "unseen"),
+    "perplexity": (".2f", "perpl."),
+    "agreement": (".1%", "agree"),
+    "kl": (".3f", "KL"),
+    "substituted_rate": (".1%", "changed"),
+    "link_bytes": (".3f", "MB/token"),
+    "saved": (".1%", "saved"),
+    "tok_s": (".1f", "tok/s"),
+}
+
+
+def rows_table(found: Mapping[str, Any]) -> Iterator[str]:
+    """The rows of an evaluation by residency; those on the front of accuracy and speed have a star."""
+    for share in dict.fromkeys(one["residency"] for one in found["rows"]):
+        rows = []
+        for one in (one for one in found["rows"] if one["residency"] == share):
+            name = f"{'*' if one['mode'] in found['pareto'].get(f'{share:g}', ()) else ' '} {one['mode']}"
+            figures = [cell(one[f], form, 1e6 if f == "link_bytes" else 1.0) for f, (form, _) in FORMS.items()]
+            rows.append((name, *figures, one["problem"]))
+        yield f"Residency {share:.4g}:"
+        yield from grid(("mode", *(head for _, head in FORMS.values()), ""), rows)

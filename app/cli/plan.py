@@ -20,7 +20,7 @@ from app.store.home import data_dir
 from app.store.private import data_folder
 from core.errors import ProfileError, SettingError
 from core.policy.allocation.cache_plan import CachePlan
-from core.policy.allocation.configurator import WHOLE, ZETA, least_budget, plan_adapmoe, plan_cache, plan_even
+from core.policy.allocation.configurator import WHOLE, least_budget, plan_adapmoe, plan_cache, plan_even
 from core.policy.allocation.curves import Curves
 from core.policy.allocation.expert_split import LayerTimes
 from core.policy.allocation.slot_allocation import prefetch_buffer
@@ -53,13 +53,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default=None,
         metavar="X",
         help="keep this part of every cached expert, 1 = whole experts (default: each layer's best)",
-    )
-    parser.add_argument(
-        "--zeta",
-        type=real("a number from 0.001 to 1", 0.001, 1.0),
-        default=ZETA,
-        metavar="X",
-        help=f"part of the budget that one move takes (default: {ZETA})",
     )
     parser.add_argument(
         "--tokens",
@@ -100,7 +93,7 @@ def run(args: argparse.Namespace) -> int:
     aside = set_aside(args, curves.top_k, 1 if whole else SEVERAL)
     total = curves.layers * curves.experts
     if args.tpot is not None:
-        plan = least_budget(curves, times, args.tpot, zeta=args.zeta, theta=args.theta, least=least)
+        plan = least_budget(curves, times, args.tpot, theta=args.theta, least=least)
         experts = min(total, math.ceil(plan.budget - 1e-6) + aside)
     else:
         experts = budgeted(budget, size, total)
@@ -109,7 +102,7 @@ def run(args: argparse.Namespace) -> int:
                 f"This budget pays for {experts} experts, but the prefetch buffer takes {aside}: a token uses "
                 f"{curves.top_k} in a layer. Raise the budget."
             )
-        plan = plan_cache(curves, times, experts - aside, zeta=args.zeta, theta=args.theta, least=least)
+        plan = plan_cache(curves, times, experts - aside, theta=args.theta, least=least)
     others = compared(curves, times, experts - aside, whole)
     answer = Answer(
         plan,

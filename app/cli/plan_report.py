@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass
 from core.policy.allocation.cache_plan import CachePlan
 from core.policy.allocation.curves import Curves
 from core.policy.allocation.expert_split import LayerTimes
-from core.system.wording import format_bytes
+from core.system.wording import format_bytes, grid
 
 PLANNED = "planned"  # the plan among the others
 
@@ -36,7 +36,6 @@ def report(answer: Answer) -> str:
     parts += [f"{answer.aside} of them the prefetch buffer"] if answer.aside else []
     head = "Budget" if answer.tpot_ms is None else f"Least budget for {answer.tpot_ms:g} ms a token"
     rows = {PLANNED: plan, **answer.compared}
-    width = max(len(name) for name in rows)
     lines = [
         f"{curves.layers} layers of {curves.experts} experts, {curves.top_k} active",
         f"Times: attention {times.att_ms:.3g} ms and experts {times.moe_ms:.3g} ms a layer, the rest "
@@ -44,18 +43,20 @@ def report(answer: Answer) -> str:
         f"Statistics: {answer.basis}",
         f"{head}: {'; '.join(parts)}",
         f"Predicted, of which computing takes {plan.compute_ms:.4g} ms:",
-        f"  {'':<{width}}{'waiting ms':>12}{'ms a token':>12}{'tokens/s':>10}",
-    ]
-    lines += [
-        f"  {name:<{width}}{sum(one.exposed_ms):>12.2f}{one.tpot_ms:>12.2f}{1e3 / one.tpot_ms:>10.2f}"
-        for name, one in rows.items()
-    ]
-    lines += [f"The plan, after {plan.rounds} moves:", "  layer   slots  experts  part resident  waiting ms"]
-    lines += [
-        f"  {layer:>5}{slots:>8.2f}{cached:>9}{theta:>15.1%}{waits:>12.3f}"
-        for layer, (slots, cached, theta, waits) in enumerate(
-            zip(plan.slots, plan.cached, plan.theta, plan.exposed_ms, strict=True)
-        )
+        *grid(
+            ("", "waiting ms", "ms a token", "tokens/s"),
+            [(n, f"{sum(p.exposed_ms):.2f}", f"{p.tpot_ms:.2f}", f"{1e3 / p.tpot_ms:.2f}") for n, p in rows.items()],
+        ),
+        f"The plan, after {plan.rounds} moves:",
+        *grid(
+            ("layer", "slots", "experts", "part resident", "waiting ms"),
+            [
+                (str(layer), f"{slots:.2f}", str(cached), f"{theta:.1%}", f"{waits:.3f}")
+                for layer, (slots, cached, theta, waits) in enumerate(
+                    zip(plan.slots, plan.cached, plan.theta, plan.exposed_ms, strict=True)
+                )
+            ],
+        ),
     ]
     return "\n".join(lines)
 

@@ -107,11 +107,11 @@ def run(args: argparse.Namespace) -> int:
     settings, profile = chosen_settings(args, prefetching), profile_for(args, trace)
     names = policies(args.policies or (settings.cache.eviction.name if args.preset or prefetching else "all"))
     with own_prefetcher(args):
-        machine = simulate_prefetch.machine(args, bool(prefetching), profile, trace.layers, trace.top_k)
+        clock = simulate_prefetch.clock_of(args, bool(prefetching), profile, trace.layers, trace.top_k)
         predictors = simulate_prefetch.chosen(prefetching, settings, trace, profile, say) if prefetching else []
     for text in simulate_prefetch.unsimulated(settings):
         say(text)
-    cache, clock, processes = settings.cache, None if machine is None else machine.clock, max(0, args.processes)
+    cache, processes = settings.cache, max(0, args.processes)
     args.scope, args.layer_slots = cache.scope, cache.layer_slots.name
     args.pins, args.bypass = str(cache.pins), cache.bypass
     configs = caches(settings, names, sizes, trace, profile)
@@ -120,7 +120,7 @@ def run(args: argparse.Namespace) -> int:
     for (name, size), result in zip(configs, results, strict=True):
         found.setdefault(name, {})[size] = result
     fetched: Fetched = {}
-    if machine is not None and predictors:
+    if clock is not None and predictors:
         places = [(name, size) for name in names for size in sizes]
         with own_prefetcher(args):
             rows = simulate_prefetch.run(
@@ -128,7 +128,7 @@ def run(args: argparse.Namespace) -> int:
                 predictors,
                 [configs[at] for at in places],
                 settings,
-                machine,
+                clock,
                 profile,
                 args.start,
                 processes,
@@ -138,13 +138,12 @@ def run(args: argparse.Namespace) -> int:
     seconds = time.perf_counter() - began_s
     print(table(args, trace, sizes, found))
     out = summary(args, trace, sizes, found, clock) if args.json else {}
-    if machine is not None and fetched:
-        bounds = {size: simulate_prefetch.bound_ms(fewest(found, size, args.bypass), machine.clock) for size in sizes}
+    if clock is not None and fetched:
+        bounds = {size: simulate_prefetch.bound_ms(fewest(found, size, args.bypass), clock) for size in sizes}
         for (name, size), one in fetched.items():
             title = f"Prefetching, {name} with {size} ({sizes[size]})"
-            print(simulate_prefetch.table(one, title, bounds[size], machine.blob_bytes))
+            print(simulate_prefetch.table(one, title, bounds[size]))
         out |= {"prefetching": simulate_prefetch.summaries(fetched), "bound_ms": bounds}
-        out["expert_bytes"] = machine.blob_bytes or None
     print(f"{seconds:.1f} s")
     if args.json:
         print(json.dumps(out | {"seconds": seconds}))
@@ -218,9 +217,8 @@ def chosen_settings(args: argparse.Namespace, prefetching: str) -> Settings:
         ours = name in PLACING or name.startswith("eviction.")
         if not ours and not (prefetching and (name in RULES or name.startswith("predictor."))):
             raise SettingError(
-                f"simulate has no use for {name}: it takes parameters of cache policies, like "
-                "eviction.lcp.omega=64, and with --predictors those of prefetchers, and "
-                f"{', '.join(RULES[:-1])} and {RULES[-1]}."
+                f"simulate has no use for {name}: it takes parameters of cache policies, like eviction.lcp.omega=64, "
+                f"and with --predictors those of prefetchers, and {', '.join(RULES[:-1])} and {RULES[-1]}."
             )
         values[name] = value
     return Settings(values)

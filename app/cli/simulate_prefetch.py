@@ -2,7 +2,6 @@
 
 import argparse
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 
 from app.cli import options
 from app.cli.parser import real
@@ -14,10 +13,11 @@ from core.settings.config import Settings
 from core.settings.registry import variant, variants
 from core.simulate import Clock, Config, Result
 from core.simulate.prefetchers import ORACLE, TimedConfig, TimedResult, predictor_for, timed
+from core.system.wording import cell, grid
 
 NONE = "none"
 RULES = ("prefetch_deadline", "prefetch_guard", "prefetch_beside")  # settings with an option of their own here
-NUMBER, MILLISECONDS = real("a number that is not negative"), real("a number of milliseconds")
+MILLISECONDS = real("a number of milliseconds")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -32,14 +32,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         f"preset's policy (default: the preset's): {', '.join(v.name for v in variants('predictor'))}",
     )
     options.add_overrides(group, RULES)
-    group.add_argument("--gbps", type=NUMBER, metavar="X", help="bandwidth of the link, in place of --load-ms")
-    group.add_argument("--latency-us", type=NUMBER, default=0.0, metavar="X", help="added to every copy (default: 0)")
-    group.add_argument(
-        "--expert-mb",
-        type=NUMBER,
-        metavar="X",
-        help="size of one expert in MB (10^6 bytes), for --gbps and to count bytes",
-    )
     group.add_argument(
         "--head-ms",
         type=MILLISECONDS,
@@ -48,45 +40,24 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
-@dataclass(frozen=True, slots=True)
-class Machine:
-    """Simulation parameters: times, and the bytes of one expert (0 = unknown, then no bytes are reported)."""
-
-    clock: Clock
-    blob_bytes: int
-
-
-def machine(
+def clock_of(
     args: argparse.Namespace, prefetching: bool, profile: Profile | None, layers: int, top_k: int
-) -> Machine | None:
+) -> Clock | None:
     """The given times, else a profile's when prefetchers are simulated; None = neither. Raises SettingError when the
-    given times do not suffice.
-    """
+    given times do not suffice."""
     measured = profile.times if profile is not None and profile.times is not None and prefetching else {}
-    load_ms, compute_ms, head_ms = args.load_ms, args.compute_ms, args.head_ms
-    if args.gbps is not None:
-        if load_ms is not None or not args.gbps or not args.expert_mb:
-            raise SettingError(
-                "For the time of a copy, give either --load-ms, or --gbps (more than 0) and --expert-mb."
-            )
-        load_ms = args.expert_mb / args.gbps
-    load_ms = measured.get("load") if load_ms is None else load_ms + args.latency_us / 1e3
+    compute_ms, head_ms, expert_ms = args.compute_ms, args.head_ms, args.expert_ms
+    load_ms = measured.get("load") if args.load_ms is None else args.load_ms
     head_ms = measured.get("head", 0.0) if head_ms is None else head_ms
-    expert_ms = args.expert_ms
     if compute_ms is None and measured:
         compute_ms = layers * (measured["att"] + measured["moe"]) + head_ms
         expert_ms = expert_ms or measured["moe"] / top_k
     if compute_ms is None and load_ms is None and not prefetching:
         return None
     if compute_ms is None or load_ms is None:
-        how = "both --compute-ms and --load-ms"
-        if prefetching:
-            how = "--compute-ms and one of --load-ms and --gbps, or a --profile with measured times"
-        raise SettingError(f"To predict speed, give {how}.")
-    return Machine(
-        Clock(compute_ms, load_ms, expert_ms, head_ms=head_ms),
-        round((args.expert_mb or 0.0) * 1e6),
-    )
+        or_else = ", or a --profile with measured times" if prefetching else ""
+        raise SettingError(f"To predict speed, give --compute-ms and --load-ms{or_else}.")
+    return Clock(compute_ms, load_ms, expert_ms, head_ms=head_ms)
 
 
 def wanted(args: argparse.Namespace) -> str:
@@ -109,8 +80,7 @@ def chosen(
     text: str, settings: Settings, trace: Trace, profile: Profile | None, say: Callable[[str], None]
 ) -> list[str]:
     """The requested prefetchers, "none" first. For "all", those that the trace and the profile support; `say` reports
-    the others. Raises SettingError for an unknown name.
-    """
+    the others. Raises SettingError for an unknown name."""
     if text.strip() != "all":
         names = [variant("predictor", word).name for word in text.replace(" ", "").split(",") if word != ORACLE]
         return list(dict.fromkeys([NONE, *names]))
@@ -135,7 +105,7 @@ def run(
     names: Sequence[str],
     caches: Sequence[Config],
     settings: Settings,
-    at: Machine,
+    clock: Clock,
     profile: Profile | None,
     start: str,
     processes: int,
@@ -143,9 +113,7 @@ def run(
 ) -> list[list[TimedResult]]:
     """Results [cache][prefetcher], those of the oracle last. Raises SettingError or TraceError."""
     configs = [_timed(cache, name, settings) for name in [*names, ORACLE] for cache in caches]
-    found = timed(
-        trace, configs, at.clock, max(1, at.blob_bytes), profile=profile, start=start, processes=processes, say=say
-    )
+    found = timed(trace, configs, clock, 1, profile=profile, start=start, processes=processes, say=say)
     return [found[at :: len(caches)] for at in range(len(caches))]
 
 
@@ -157,49 +125,34 @@ def _timed(cache: Config, name: str, settings: Settings) -> TimedConfig:
 
 def bound_ms(best: Result, clock: Clock) -> float | None:
     """TPOT that no cache, prefetcher and order of copies can beat: the longer of computing and of copying the misses of
-    Belady's MIN over this link.
-    """
+    Belady's MIN over this link."""
     if best.misses_per_token is None:
         return None
     return max(clock.compute_ms, best.misses_per_token * clock.load_ms)
 
 
-def table(found: Mapping[str, TimedResult], title: str, bound: float | None, blob_bytes: int) -> str:
+def table(found: Mapping[str, TimedResult], title: str, bound: float | None) -> str:
     """Results for one cache, a line per prefetcher, fastest first; below them perfect prefetching."""
     rows = sorted((n for n in found if n != ORACLE), key=lambda n: (found[n].tpot_ms or 0.0, n))
-    shown = {name: f"{name}, waited for" if found[name].waited_for else name for name in rows}
-    width = max(map(len, [*shown.values(), "perfect prefetch"]))
-    heads = ("ms/token", "stall", "net ms", "hits", "prefetch", "late", "recall", "copied", "wasted")
-    unit = "MB" if blob_bytes else "experts"
-    lines = [
-        f"{title}; copied and wasted in {unit} a token, net = what prefetching saved less what it cost:",
-        " " * (width + 2) + "".join(f"{head:>10}" for head in heads),
-    ]
-    lines += [_line(shown[name], found[name], width, blob_bytes) for name in rows]
-    lines.append(_line("perfect prefetch", found[ORACLE], width, blob_bytes))
+    heads = ("", "ms/token", "stall", "net ms", "hits", "prefetch", "late", "recall", "copied", "wasted")
+    named = {name: f"{name}, waited for" if found[name].waited_for else name for name in rows}
+    cells = [(named[name], *_cells(found[name])) for name in rows]
+    cells.append(("perfect prefetch", *_cells(found[ORACLE])))
     if bound is not None:
-        lines.append(f"  {'bound':<{width}}{bound:>10.2f}  no cache and no prefetcher can do better over this link")
-    return "\n".join(lines)
+        cells.append(("no cache, no prefetcher: bound", f"{bound:.2f}", *[""] * 8))
+    about = f"{title}; copied and wasted in experts a token, net = what prefetching saved less what it cost:"
+    return "\n".join([about, *grid(heads, cells)])
 
 
-def _line(name: str, one: TimedResult, width: int, blob_bytes: int) -> str:
-    def share(value: float | None) -> str:
-        return f"{'-':>10}" if value is None else f"{value:>10.1%}"
-
-    def bytes_of(metric: str) -> float:
-        return (one.per_token(metric) or 0.0) / (1e6 if blob_bytes else 1.0)
-
-    def ms(value: float | None) -> str:
-        return f"{'-':>10}" if value is None else f"{value:>10.2f}"
-
+def _cells(one: TimedResult) -> list[str]:
     known = [value for value in one.recall_by_layer if value is not None]
     recall = sum(known) / len(known) if known else None
-    copied, wasted = bytes_of("demand_bytes") + bytes_of("prefetch_bytes"), bytes_of("wasted_bytes")
-    return (
-        f"  {name:<{width}}{ms(one.tpot_ms)}{ms(one.per_token('stall_ms'))}{ms(one.per_token('net_ms'))}"
-        f"{share(one.hit_rate)}{share(one.rate('prefetch_hits'))}{share(one.rate('late'))}{share(recall)}"
-        f"{copied:>10.2f}{wasted:>10.2f}"
-    )
+    copied, ahead, wasted = (one.per_token(f"{name}_bytes") or 0.0 for name in ("demand", "prefetch", "wasted"))
+    return [
+        *map(cell, (one.tpot_ms, one.per_token("stall_ms"), one.per_token("net_ms"))),
+        *(cell(share, ".1%") for share in (one.hit_rate, one.rate("prefetch_hits"), one.rate("late"), recall)),
+        *map(cell, (copied + ahead, wasted)),
+    ]
 
 
 def summaries(found: Mapping[tuple[str, str], Mapping[str, TimedResult]]) -> dict[str, dict[str, dict[str, object]]]:

@@ -109,8 +109,7 @@ def describe_reading(piece: Piece, seconds: float) -> str:
 def stoppable(cancel: threading.Event) -> Iterator[None]:
     """Within this context, SIGINT sets `cancel`, or raises KeyboardInterrupt if it is already set. Undone on exit.
 
-    Python delivers signals only to the main thread; in another thread this changes nothing.
-    """
+    Python delivers signals only to the main thread; in another thread this changes nothing."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return

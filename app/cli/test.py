@@ -2,8 +2,7 @@
 browser, how many tests were skipped and how to get one.
 
 The tests come in two layers. The first guards every change and takes some minutes; `--all` adds what is marked `long`,
-`--long` runs that alone, `--minutes` only what of it should end in time.
-"""
+`--long` runs that alone, `--minutes` only what of it should end in time."""
 
 import argparse
 import os

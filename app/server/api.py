@@ -29,8 +29,7 @@ def build_app(host: Host, ui: Callable[[FastAPI], object] | None = None, access:
     """The application over a host. `ui` mounts the dashboard on it; `access` = allowed clients, by default this machine
     only.
 
-    Answers requests for the server's own host names only, and none made by another site's page.
-    """
+    Answers requests for the server's own host names only, and none made by another site's page."""
     app = FastAPI(
         title="Moestro", version=__version__, docs_url=None, redoc_url=None, openapi_url=None, lifespan=_lifespan
     )

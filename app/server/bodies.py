@@ -27,8 +27,7 @@ DRAIN_S, DRAIN_BYTES = 10.0, 512 * MB  # limits of reading on after a refusal, s
 class Bodies:
     """Middleware that refuses bodies that are too large (413), too slow (408) or too many (503), and those with JSON
     that later code could not take (400), whatever their content type says. What it passes on has been read, except for
-    an upload, which goes to the disk as it arrives.
-    """
+    an upload, which goes to the disk as it arrives."""
 
     def __init__(self, app: ASGIApp) -> None:
         self.app, self._memory = app, InFlight(MOST_TOGETHER)
@@ -67,8 +66,7 @@ class Bodies:
 class InFlight:
     """A cap on what many requests hold at once. For one event loop: nothing here waits or locks.
 
-    `held`: bytes taken and not yet given back.
-    """
+    `held`: bytes taken and not yet given back."""
 
     def __init__(self, most: int) -> None:
         self.most, self.held = most, 0

@@ -5,8 +5,8 @@
                            and label and unit of a metric that no panel draws by itself
     arrays                 little-endian, each 4-byte aligned
 
-An undefined number (no hit rate yet) is null in the header and NaN in an array. `coactivation` is sent as uint8 on
-a log scale, 0 = never together, 255 = `coactivation_max` times: value = round(255 log(1 + count) / log(1 + max)).
+An undefined number (no hit rate yet) is null in the header and NaN in an array. `coactivation` is sent as uint8 on a
+log scale, 0 = never together, 255 = `coactivation_max` times: value = round(255 log(1 + count) / log(1 + max)).
 
 `mark_texts` has the text of each of `marks` in the words of the page.
 
@@ -14,8 +14,7 @@ a log scale, 0 = never together, 255 = `coactivation_max` times: value = round(2
 
 `lossy` is null while all lossy options are off. Else its scalars stand in the header under that name, its arrays have
 names like "lossy.delta", and `lossy.buddies`, where there are any, is sent as uint8: 0 = never, n = n / 255 of
-`lossy.buddies_max`.
-"""
+`lossy.buddies_max`."""
 
 import json
 import math

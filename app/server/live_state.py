@@ -1,7 +1,6 @@
 """The routes under /live, which a tab polls several times a second: state and new text, the deck's frame, the chats.
 
-One small JSON response replaces open streams, so any number of tabs can follow, and a reloaded page continues.
-"""
+One small JSON response replaces open streams, so any number of tabs can follow, and a reloaded page continues."""
 
 from dataclasses import asdict
 from typing import Any
@@ -29,8 +28,7 @@ def router(host: Host) -> APIRouter:
     @routes.get("/state")
     def state(chat: RowId | None = None, answer: RowId | None = None, since: RowId = 0) -> dict[str, Any]:
         """State of the host and one chat, with the running answer's text from character `since` on if it is
-        `answer`.
-        """
+        `answer`."""
         running, shown = host.chats.answer(chat), stamp(host, chat)
         if running is not None and shown.endswith(f":{running.message_id}"):
             running = None  # the chat shows it already
@@ -92,8 +90,7 @@ def _scored(quality: Quality | None) -> dict[str, Any] | None:
 
 def chat_list(host: Host, find: str) -> dict[str, Any]:
     """The pinned chats and those most recently changed, or those that have all words of `find`, with an excerpt of the
-    message that has them. `more` = there are others.
-    """
+    message that has them. `more` = there are others."""
     pinned = set(host.store.chats.pinned)
     every = sorted(host.store.chats.all(), key=lambda one: one.id not in pinned)
     if not find.strip():
@@ -110,8 +107,7 @@ def chat_list(host: Host, find: str) -> dict[str, Any]:
 
 def host_state(host: Host) -> dict[str, Any]:
     """Whether the host is empty, loading or ready, the load's progress, whether answers may be changed, and stamps that
-    change with the model, settings, and the answers that an estimate rests on.
-    """
+    change with the model, settings, and the answers that an estimate rests on."""
     loading, job = host.loader.loading, host.importer.job
     known = {
         "settings": f"{hash((tuple(host.models.settings.items()), host.chats.sampling, id(host.models.profile))):x}",

@@ -41,8 +41,7 @@ def bytes_in(folder: Path) -> int:
 class UploadLimit:
     """Refuses an upload for which `folder` has no room (413). The room is reserved before the upload is read: what is
     on the disk and what uploads under way are still to bring stay below the limit together. Expects `Bodies` in front,
-    which takes no upload that does not declare its size.
-    """
+    which takes no upload that does not declare its size."""
 
     def __init__(self, app: ASGIApp, folder: Path, most_bytes: int = MOST_BYTES) -> None:
         self.app, self._folder, self._expected = app, folder, InFlight(most_bytes)

@@ -20,9 +20,8 @@ AGAIN_S = 0.25  # before retrying an engine that was in use, or whose audit was 
 
 
 class Auditor:
-    """Scores while the queue of answers is empty. The thread starts with the first answer to score; the audit
-    releases the engine when another thread wants it.
-    """
+    """Scores while the queue of answers is empty. The thread starts with the first answer to score; the audit releases
+    the engine when another thread wants it."""
 
     def __init__(self, store: Store, answers: AnswerQueue) -> None:
         self._store, self._answers = store, answers

@@ -3,8 +3,7 @@
 The memory budget is the most that is safe when a model is loaded (`app.services.loader`). The cache policy begins as
 the preset's; another one replaces it once the caches simulated beside the engine's (`app.services.regret`) show that it
 surely hits more on the tokens just computed. What was chosen is kept for the model and its budget, and the next load
-begins with it. Whether to prefetch is compared by the engine itself, token by token.
-"""
+begins with it. Whether to prefetch is compared by the engine itself, token by token."""
 
 import logging
 import threading

@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from app.services.batch.answers_file import Answers
 from app.services.batch.figures import BatchFigures
@@ -22,9 +22,6 @@ from core.settings.registry import create
 from core.settings.sampling import Sampling
 from core.system.reading import open_regular, reason
 from core.types import StepRecord
-
-if TYPE_CHECKING:
-    pass
 
 MOST = 256  # prompts at a time
 LATEST = 12  # answers shown

@@ -41,8 +41,7 @@ Calibrate = Callable[..., Profile]  # core.measure.calibrate.gather.calibrate, o
 @dataclass(frozen=True, slots=True)
 class Reading:
     """Inputs of a calibration: names of CHOICES, with the text and the path that two of them need. `limit` = most
-    tokens of text, 0 = all. `settings` = of what is trained.
-    """
+    tokens of text, 0 = all. `settings` = of what is trained."""
 
     kinds: tuple[str, ...]
     parts: tuple[str, ...]
@@ -84,8 +83,7 @@ class Calibration(ModelJob):
 
 class Calibrator(JobOwner[Calibration]):
     """Calibrates the loaded model. Methods return at once and may be called from any thread. The profile is unchanged
-    where a calibration is cancelled.
-    """
+    where a calibration is cancelled."""
 
     kind = Calibration
 
@@ -103,8 +101,7 @@ class Calibrator(JobOwner[Calibration]):
 
     def start(self, reading: Reading) -> Calibration:
         """Start calibrating the loaded model; no answers are written until it ends. Raises MoestroError for what is
-        wrong at once; later errors are reported in the returned job.
-        """
+        wrong at once; later errors are reported in the returned job."""
         with self._models.idle("calibrate it"):
             model = self._models.ready()
             reading.check()
@@ -209,9 +206,8 @@ class Calibrator(JobOwner[Calibration]):
         return number
 
     def speed(self, load: int | None) -> float | None:
-        """Tokens/s at which long prompts are read under a load: of its last passes over prompts, those at least
-        WHOLE as long as the longest. None without prompts.
-        """
+        """Tokens/s at which long prompts are read under a load: of its last passes over prompts, those at least WHOLE
+        as long as the longest. None without prompts."""
         rows = (
             self.store.db.rows(
                 "SELECT tokens, total_ms FROM steps WHERE load = ? AND phase = 'prefill' ORDER BY id DESC LIMIT ?",

@@ -43,8 +43,7 @@ Where = Literal["packs", "cache", "folder"]
 @dataclass(frozen=True, slots=True)
 class Entry:
     """One row of the library. `layers` = MoE layers as far as a config tells; 0 = unknown, here and in the other
-    counts.
-    """
+    counts."""
 
     name: str
     path: str
@@ -94,8 +93,7 @@ def is_gone(model: str) -> bool:
 
 def look(path: Path, where: Where, name: str = "") -> Entry | None:
     """The entry for a path, or None if it is no Mixture-of-Experts model. An unreadable one gets a one-line `problem`;
-    raises nothing.
-    """
+    raises nothing."""
     entry = Entry(shown(name or path.name), shown(path), where, "")
     try:
         if entry.path != str(path):

@@ -22,8 +22,7 @@ EMPTY = "The message is empty. Write something first."
 class Chats:
     """All chats, and answers that belong to none (of the HTTP API). `sampling` is that of the next answer.
 
-    Methods return at once and may be called from any thread.
-    """
+    Methods return at once and may be called from any thread."""
 
     def __init__(
         self, store: Store, remembered: Remembered, models: ModelManager, queue: AnswerQueue, writer: Writer
@@ -57,16 +56,14 @@ class Chats:
         self._store.chats.set_system(chat_id, self._checked_system(system))
 
     def ask(self, chat_id: int | None, text: str, system: str | None = None) -> Answer:
-        """Ask in a chat; the answer is written whether or not a page watches it. None: in a new chat, with the
-        system prompt `system`, or the default.
-        """
+        """Ask in a chat; the answer is written whether or not a page watches it. None: in a new chat, with the system
+        prompt `system`, or the default."""
         text, system = self._clean(text), self.default_system if system is None else self._checked_system(system)
         return self._begin(chat_id, text, None, system)
 
     def regenerate(self, chat_id: int, message: int | None = None) -> Answer:
         """Write an answer that is shown again, by default the last one, as another branch of the chat. It is undone if
-        it fails before its first token.
-        """
+        it fails before its first token."""
         messages = self.messages(chat_id)
         if not messages:
             raise MoestroError("There is no answer to regenerate: this chat is empty.")
@@ -102,8 +99,7 @@ class Chats:
     def complete(self, prompt: AnyPrompt, sampling: Sampling) -> Answer:
         """Answer a prompt that belongs to no chat (from the HTTP API), in queue order.
 
-        Raises MoestroError; its subclass QueueFullError when the queue is full.
-        """
+        Raises MoestroError; its subclass QueueFullError when the queue is full."""
         messages = prompt.messages if isinstance(prompt, Chat) else prompt
         text = messages if isinstance(messages, str) else "".join(one["content"] for one in messages)
         if not (text if isinstance(messages, str) else text.strip()):
@@ -206,8 +202,7 @@ class Chats:
 
 def prompt_of(messages: Sequence[Message], system: str, takes_chats: bool) -> AnyPrompt:
     """The chat so far, after the system prompt. A model without a chat template (`takes_chats` false) continues its
-    text.
-    """
+    text."""
     if not takes_chats:
         return text_of(messages)
     first = [{"role": "system", "content": system}] if system else []

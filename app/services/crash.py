@@ -1,8 +1,7 @@
 """Logs unexpected errors with their kind and location, never with user text.
 
 An error's message may quote a conversation. It is logged only where it was raised by code that handles numbers and no
-text. Tracebacks show lines of source, not values.
-"""
+text. Tracebacks show lines of source, not values."""
 
 import functools
 import logging
@@ -24,8 +23,7 @@ def log_crash(log: logging.Logger, error: BaseException, message: str, *args: ob
 
 def describe(error: BaseException) -> str:
     """The traceback of an error and its causes, oldest first, in Python's format but without messages that may quote
-    text.
-    """
+    text."""
     lines = []
     for one, lead in reversed([*_chain(error)]):
         lines.append(

@@ -43,8 +43,7 @@ def inspect(entry: Entry) -> Contents:
 def delete(entry: Entry, busy: Iterable[str] = ()) -> Contents:
     """Delete a pack; returns what was deleted and what is left in its folder.
 
-    Raises MoestroError, with nothing deleted, when the entry must not be deleted.
-    """
+    Raises MoestroError, with nothing deleted, when the entry must not be deleted."""
     removable(entry, busy)
     try:
         return _delete_pack(Path(entry.path))

@@ -30,8 +30,7 @@ class Evaluation(ModelJob):
 
 class Evaluator(JobOwner[Evaluation]):
     """Evaluates the loaded model. Methods return at once and may be called from any thread. Rows measured before an
-    evaluation is cancelled are kept.
-    """
+    evaluation is cancelled are kept."""
 
     kind = Evaluation
 
@@ -48,8 +47,7 @@ class Evaluator(JobOwner[Evaluation]):
 
     def start(self, form: QualityForm) -> Evaluation:
         """Start evaluating the loaded model under several modes; no answers are written until it ends. Raises
-        MoestroError for what is wrong at once; later errors are reported in the returned job.
-        """
+        MoestroError for what is wrong at once; later errors are reported in the returned job."""
         with self._models.idle("evaluate it"):
             model = self._models.ready()
             form.check()

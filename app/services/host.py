@@ -2,8 +2,7 @@
 
 Methods of the parts return at once (work runs in threads) and may be called from any thread. Commands raise
 MoestroError, with a text to display, and then change nothing; setters (`change`, `change_many`, `set_sampling`) return
-that text instead, "" on success.
-"""
+that text instead, "" on success."""
 
 from __future__ import annotations
 
@@ -60,8 +59,7 @@ class Host:
     `evaluator`, `comparer`, `importer`, `analyst` and `batcher` do long jobs; `planner` plans the cache, `replanner`
     again while idle, from what `routed` keeps; `library` knows the models on this machine, `regret` compares eviction
     policies, of which `auto` chooses, `totals` sums up since the start, `jobs` runs every long job, `remembered` keeps
-    values for the next start, `log` the newest lines of the log.
-    """
+    values for the next start, `log` the newest lines of the log."""
 
     def __init__(
         self,
@@ -74,8 +72,7 @@ class Host:
         comparing: Compare | None = None,
     ) -> None:
         """`engine`, `estimate`, `importing`, `calibrating`, `evaluating` and `comparing` default to core's own. Raises
-        BusyError or StoreError when the store cannot be opened.
-        """
+        BusyError or StoreError when the store cannot be opened."""
         self._closing = threading.Lock()
         self.store = store = store or Store()
         self.remembered = remembered = Remembered(store.db)

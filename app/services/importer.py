@@ -75,15 +75,13 @@ class ImportJob(Job):
 
 class Importer(JobOwner[ImportJob]):
     """Imports models. Methods return at once and may be called from any thread. Finished parts of a cancelled import
-    are kept for resuming.
-    """
+    are kept for resuming."""
 
     kind = ImportJob
 
     def __init__(self, library: Library, db: Database, jobs: JobRunner, work: ImportModel | None = None) -> None:
-        """Packs are written into the library's folder; it is refreshed when an import has ended, before the job's
-        state is published. `db` stores the last import, so that one interrupted by a crash or restart can be resumed.
-        """
+        """Packs are written into the library's folder; it is refreshed when an import has ended, before the job's state
+        is published. `db` stores the last import, so that one interrupted by a crash or restart can be resumed."""
         super().__init__(jobs)
         self._library, self._db, self._work = library, db, work
         self._last_forecast: tuple[tuple[str, str, tuple[int, ...]], list[str]] | None = None
@@ -94,13 +92,7 @@ class Importer(JobOwner[ImportJob]):
         """Start an import; "" as `out` stands for a folder among the packs, named as `launch.py import` does.
 
         Raises BusyError, or MoestroError if the import cannot be started; later errors are reported in the returned
-        job.
-        """
-        texts = {"source": source, "format": format, "output folder": out}  # page events can carry any values
-        if odd := next((name for name, value in texts.items() if not isinstance(value, str)), None):
-            raise MoestroError(f"The {odd} of an import is text, and {texts[odd]!r:.60} is none. Nothing was begun.")
-        if not isinstance(download, bool):
-            raise MoestroError("Whether the import may download must be true or false. Nothing was started.")
+        job."""
         source = source.strip().strip('"')
         if not source:
             raise MoestroError("Say what to import: a folder, a GGUF file, or a name on the Hugging Face hub.")
@@ -131,7 +123,7 @@ class Importer(JobOwner[ImportJob]):
         source = source.strip().strip('"')
         try:
             path = named_path(source)
-        except MoestroError:  # page events can carry any values
+        except MoestroError:
             return []
         there = path.exists()
         if not source or format not in CHOICES or (not there and parse(source) is None):

@@ -97,8 +97,7 @@ class ModelJob(Job):
 class JobRunner:
     """Runs jobs in threads of their own: at most one of a kind at a time, and one that has the model to itself.
 
-    Methods return at once and may be called from any thread. The last job of each kind stays available.
-    """
+    Methods return at once and may be called from any thread. The last job of each kind stays available."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()

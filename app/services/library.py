@@ -1,7 +1,6 @@
 """The models on this machine: packs, the local Hugging Face cache, and the user's folders. No UI code.
 
-Uses no network and reads only configs, manifests and headers.
-"""
+Uses no network and reads only configs, manifests and headers."""
 
 import os
 import sqlite3
@@ -91,16 +90,11 @@ def scan(packs: Path, folders: Iterable[str], used: Mapping[str, float]) -> list
         try:
             root = expanded(named)
         except MoestroError as error:
-            found[named] = Entry(shown(named), shown(named), where, "folder", problem=str(error))
+            found[named] = _unusable(named, where, str(error))
             continue
         if where == "folder" and not _is_folder(root):
-            found[root] = Entry(
-                shown(root),
-                shown(root),
-                where,
-                "folder",
-                problem="There is no such folder, or it may not be read. Correct it or remove it from your folders.",
-            )
+            problem = "There is no such folder, or it may not be read. Correct it or remove it from your folders."
+            found[root] = _unusable(root, where, problem)
             continue
         for entry in _search(root, where):
             found.setdefault(same_place(Path(entry.path)), entry)
@@ -164,19 +158,11 @@ def _search(root: Path, where: Where) -> Iterator[Entry]:
             except (FileNotFoundError, NotADirectoryError):
                 continue
             except OSError as error:
-                yield Entry(
-                    shown(folder.name), shown(folder), where, "folder", problem=f"{reason(error)}: {shown(folder)}"
-                )
+                yield _unusable(folder, where, f"{reason(error)}: {shown(folder)}", folder.name)
                 continue
             if len(inside) > MOST_INSIDE:
-                yield Entry(
-                    shown(folder.name),
-                    shown(folder),
-                    where,
-                    "folder",
-                    problem=f"It holds more than "
-                    f"{MOST_INSIDE:,} files. Some of them are not listed; name the folder of the model itself.",
-                )
+                some = f"It holds more than {MOST_INSIDE:,} files. Some of them are not listed; "
+                yield _unusable(folder, where, f"{some}name the folder of the model itself.", folder.name)
             for path in inside[:MOST_INSIDE]:
                 if _is_folder(path):
                     if not path.name.startswith("."):
@@ -184,6 +170,10 @@ def _search(root: Path, where: Where) -> Iterator[Entry]:
                 elif path.suffix == ".gguf" and (entry := look(path, where)) is not None:
                     yield entry
         level = deeper
+
+
+def _unusable(folder: Path, where: Where, problem: str, name: str = "") -> Entry:
+    return Entry(shown(name or folder), shown(folder), where, "folder", problem=problem)
 
 
 def same_place(path: Path) -> Path:

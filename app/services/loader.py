@@ -60,28 +60,24 @@ class Loader:
 
     def last_spec(self) -> LoadSpec | None:
         """The spec of the last load, in this process or an earlier one, with the current settings; offered again by the
-        form.
-        """
+        form."""
         return self._remembered.spec(self._models.settings)
 
     def estimate(self, spec: LoadSpec) -> Fit:
         """Estimate whether a spec fits, possibly in place of the loaded model. Reads file headers only.
 
-        Raises MoestroError when there is no such model.
-        """
+        Raises MoestroError when there is no such model."""
         return self._fit(spec)[1]
 
     def least_memory(self, spec: LoadSpec, tpot_ms: float) -> LeastMemory:
         """The least memory for a token in `tpot_ms`, predicted from the model's profile. Raises MoestroError when there
-        is none, no memory suffices, or there is no such model.
-        """
+        is none, no memory suffices, or there is no such model."""
         spec, fit, _ = self._fit(spec)
         return self._finder.least(spec, fit, tpot_ms, *self._own.known(spec))
 
     def safe_budget(self, spec: LoadSpec) -> str:
         """The most memory that is safe for a model, in place of the loaded one; "" = not even the least fits. Raises
-        MoestroError when there is no such model.
-        """
+        MoestroError when there is no such model."""
         if self._estimate is not None:
             return self._estimate(spec).suggested
         from core.capacity.fit import estimate
@@ -95,8 +91,7 @@ class Loader:
         """Start loading. Raises BusyError; any other problem is reported in the returned `Loading`.
 
         The spec is checked before the current model is unloaded; the current one is kept until the new one is ready if
-        both fit in memory.
-        """
+        both fit in memory."""
         with self._models.idle("load a model"):
             loading = Loading(spec.model)
             self._remembered.loaded(spec.model)

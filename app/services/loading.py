@@ -61,8 +61,7 @@ def engine_type() -> type[Engine]:
 
 class Loading(ModelJob):
     """A model being loaded, or the outcome of the last load. `fate`: what became of the model loaded before, when this
-    load failed; "" = there was none.
-    """
+    load failed; "" = there was none."""
 
     name, doing, tab = "load", "loaded", ""
     undone = "Not loaded"

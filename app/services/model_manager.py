@@ -41,8 +41,7 @@ class ModelManager:
     """The engine's owner. Methods may be called from any thread.
 
     Two locks, taken in this order: `_lock` guards the use of the model; `_view` keeps the engine from being unloaded
-    while another thread reads or changes it.
-    """
+    while another thread reads or changes it."""
 
     def __init__(
         self,

@@ -1,6 +1,5 @@
 """What the user's own answers say of the next ones: measured where the configuration was used before, replayed where it
-was not, with the link that the model has or had last.
-"""
+was not, with the link that the model has or had last."""
 
 from __future__ import annotations
 
@@ -61,8 +60,7 @@ class Decoded:
 
 class OwnAnswers:
     """Reads the store. `current` = the manifest of the loaded model, None while there is none; `profiles` finds the
-    profile of a model by its hash.
-    """
+    profile of a model by its hash."""
 
     def __init__(
         self,

@@ -86,8 +86,7 @@ class Routed(NamedTuple):
 
 class RoutedTokens:
     """The routing of the session's decoded tokens, and what was predicted for them, of one load at a time. `add` is
-    called by the thread that writes answers, and only appends; the rest by any.
-    """
+    called by the thread that writes answers, and only appends; the rest by any."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -166,8 +165,7 @@ class Basis:
     def known(self, wanted: Callable[[], bool] = lambda: True) -> Known | None:
         """For the budget, the link and the settings in force; None as soon as it is not `wanted` any more.
 
-        Raises SettingError when there is nothing to plan from, BusyError or ModelError without a free model.
-        """
+        Raises SettingError when there is nothing to plan from, BusyError or ModelError without a free model."""
         loaded = self._models.ready()
         profile, engine = loaded.engine.profile, loaded.engine
         if profile is None or profile.times is None:

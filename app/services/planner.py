@@ -1,7 +1,6 @@
 """Plans the loaded model's cache with MoEpic's configurator, puts a plan into force, and takes it back.
 
-The inverse, too: the memory that a model needs for a time per token, before it is loaded.
-"""
+The inverse, too: the memory that a model needs for a time per token, before it is loaded."""
 
 import math
 from collections import OrderedDict
@@ -189,8 +188,7 @@ class MemoryFinder:
         self, spec: LoadSpec, fit: Fit, tpot_ms: float, profile: Profile | None, link: Link | None
     ) -> LeastMemory:
         """The least memory for a token in `tpot_ms`, by MoEpic's latency model. `link` None: as fast as when the
-        profile's times were measured. Raises SettingError when nothing is known or no memory suffices.
-        """
+        profile's times were measured. Raises SettingError when nothing is known or no memory suffices."""
         curves = profile.curves() if profile is not None else None
         if profile is None or curves is None or profile.times is None:
             raise SettingError(UNKNOWN)

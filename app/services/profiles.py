@@ -14,8 +14,7 @@ log = logging.getLogger("moestro.app")
 
 class StoredProfiles:
     """The profiles in the data folder. `problem` = why the one last looked for is not used; "" = it is, or there is
-    none.
-    """
+    none."""
 
     def __init__(self, home: Path) -> None:
         self._home = home
@@ -36,8 +35,7 @@ class StoredProfiles:
 
     def known(self, model_hash: str) -> Profile | None:
         """The profile for an estimate of a model, which need not be loaded. None if there is none that can be read;
-        `problem` stays as it is.
-        """
+        `problem` stays as it is."""
         path = profile_path(self._home, model_hash)
         try:
             return _known(path, path.stat().st_mtime_ns, model_hash)
@@ -71,8 +69,7 @@ def _known(path: Path, modified_ns: int, model_hash: str) -> Profile | None:
 
 def stored_profile(model_hash: str) -> Profile | None:
     """The stored calibration profile for an engine that loads the model. None if unreadable, with a message on
-    stderr.
-    """
+    stderr."""
     path = profile_path(data_dir(), model_hash)
     if not path.exists():
         return None

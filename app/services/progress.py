@@ -1,8 +1,7 @@
 """State of work that several tabs may follow: an answer being written, a long job.
 
 The worker calls `update`; a follower calls `wait(version)` and reads the fields. Fields are replaced whole, never
-mutated, so a reader sees each field as of some update.
-"""
+mutated, so a reader sees each field as of some update."""
 
 import threading
 import time
@@ -52,8 +51,7 @@ class Live(ABC):
 
     def wait(self, version: int, timeout: float | None = None) -> int:
         """Block until the version differs from `version`, the work is finished, or `timeout` s passed; returns the
-        version.
-        """
+        version."""
         with self._news:
             self._news.wait_for(lambda: self.version != version or self.finished, timeout)
             return self.version
@@ -68,8 +66,7 @@ class Answer(Live):
     """An answer being written. `chat_id` is None for one of the HTTP API, which belongs to no chat.
 
     `undone`: it failed (or was stopped) before its first token and the chat is unchanged, so put the user's text back
-    into the input box and show `error`.
-    """
+    into the input box and show `error`."""
 
     def __init__(self, chat_id: int | None, message_id: int | None) -> None:
         super().__init__()

@@ -2,8 +2,7 @@
 
 The computing thread only appends to a queue (`add`). A thread here sends the passes of each half second to the process
 (`app.services.regret_process`) and keeps the returned figures. When it falls behind, the oldest passes are dropped and
-counted.
-"""
+counted."""
 
 import logging
 import math
@@ -101,8 +100,7 @@ class Regret:
 
         "waiting" for tokens, "warming" up (fewer than ENOUGH tokens), "ready", "untold" (telemetry is off: nothing to
         compare), "in blocks" (of which others would have no part), "text to text" (whose routing is not recorded), or
-        "failed".
-        """
+        "failed"."""
         if not settings.telemetry.regret or load is None:
             return None
         name, compared = settings.cache.eviction.name, self._compared
@@ -228,8 +226,7 @@ def ranked(name: str, report: Mapping[str, Any], prefetch: bool) -> dict[str, An
     with: the same tokens, the same contents to begin with, nothing prefetched and nothing left out. The best of them
     counts as `better` only where it hits more by more than its noise, on blocks of the same tokens (`gain` and `error`,
     half its 95 % interval, as shares of the requests; wider, as it is the best of several), and without a prefetcher
-    also more than the engine itself did.
-    """
+    also more than the engine itself did."""
     titles = {v.name: v.title for v in variants("eviction")}
     rates: dict[str, float] = report["rates"]
     order = sorted((other for other in rates if other != name), key=lambda other: -rates[other])

@@ -40,8 +40,7 @@ class Step:
 class Compared:
     """Figures of passes computed under the same settings `of` (see `in_force`). `report`: the fields of
     core.simulate.regret.RegretReport; None = none yet. `left_out`: passes dropped because the process fell behind.
-    `until`: the index of the last pass.
-    """
+    `until`: the index of the last pass."""
 
     of: tuple[object, ...]
     report: dict[str, Any] | None = None
@@ -51,8 +50,7 @@ class Compared:
 
 class Feed:
     """Used by one thread. `start` creates a process; its figures go to `publish`. Methods raise Lost when the process
-    is gone; call `let_go` then, and the next `take` starts another.
-    """
+    is gone; call `let_go` then, and the next `take` starts another."""
 
     def __init__(self, start: Callable[[], Process], publish: Callable[[Compared], None]) -> None:
         self._start, self._publish = start, publish

@@ -1,8 +1,7 @@
 """The process that runs the shadow caches next to the engine: the application's side of it, and its own.
 
 It answers each message of its pipe and ends when that closes. It runs at the lowest priority and imports only numpy and
-the simulator.
-"""
+the simulator."""
 
 import time
 import traceback
@@ -65,8 +64,7 @@ class Process:
 
 class ShadowServer:
     """Handles messages: `setup` creates new shadow caches, `forget` resets the counts, arrays are passes, `report`
-    requests figures.
-    """
+    requests figures."""
 
     def __init__(self) -> None:
         from core.profile.trace import Chunk

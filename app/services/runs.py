@@ -16,18 +16,10 @@ from core.settings.migration import migrated
 
 MOST = 200  # runs, the latest
 FIGURES = (
-    "prompt_tokens",
-    "cached_tokens",
-    "new_tokens",
-    "tok_s",
-    "ttft_ms",
-    "tpot_ms",
-    "hit_rate",
-    "stall_ms",
-    "disk_misses",
-    "exact",
-    "emulated",
-    "arithmetic",
+    *(
+        "prompt_tokens cached_tokens new_tokens tok_s ttft_ms tpot_ms hit_rate stall_ms disk_misses exact emulated "
+        "arithmetic"
+    ).split(),
 )
 _ANSWERS = """
     SELECT m.id, m.chat, m.created, m.stats, m.quality, c.title, c.model FROM messages m JOIN chats c ON c.id = m.chat

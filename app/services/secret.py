@@ -1,8 +1,7 @@
 """Values that no log, error message or report may contain: how options declare them, and their removal from texts.
 
-An option that carries a secret is declared with `type=secret`, a variable of the environment with
-`from_environment`. Values so declared are remembered for the life of the process.
-"""
+An option that carries a secret is declared with `type=secret`, a variable of the environment with `from_environment`.
+Values so declared are remembered for the life of the process."""
 
 import json
 import logging

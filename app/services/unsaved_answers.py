@@ -52,8 +52,7 @@ class UnsavedAnswers:
 
     def end(self, answer: Answer, state: State | str, stats: dict[str, Any] | None, error: str) -> None:
         """Save an answer's final state with its waiting text, or keep both in memory. Raises no StoreError:
-        `answer.unsaved` holds the reason.
-        """
+        `answer.unsaved` holds the reason."""
         assert answer.message_id is not None
         with self._lock:
             draft = self._drafts.setdefault(answer.message_id, Draft(answer))

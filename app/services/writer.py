@@ -32,8 +32,7 @@ Ended = Callable[[Request], None]
 
 class Writer:
     """The one thread that writes the answers of a queue. It calls `on_step` for every pass, and `ended` for every
-    answer that was begun.
-    """
+    answer that was begun."""
 
     def __init__(
         self,
@@ -209,8 +208,7 @@ class Writer:
 
     def _end(self, request: Request, error: str) -> None:
         """Record the answer's final state in the store and for display. A failure before the first token leaves no
-        trace.
-        """
+        trace."""
         answer = request.answer
         stopped = answer.cancelled.is_set()
         undone = answer.n_tokens == 0 and bool(error or stopped)

@@ -44,8 +44,7 @@ def free_bytes(folder: Path) -> int:
 
 class Store:
     """The open store. Raises StoreError, or BusyError while another process has it open. `check`: a check of its
-    database that was started earlier.
-    """
+    database that was started earlier."""
 
     def __init__(
         self, folder: Path | None = None, free: Callable[[Path], int] = free_bytes, check: Check | None = None
@@ -74,8 +73,7 @@ class Store:
         """Commit one forward pass, its text and its record together; returns whether the record `step` was kept.
 
         The record is dropped when the disk has no room for both, or less than RESERVE is free, so that text can still
-        be saved. Raises FullError when there is no room for the text either.
-        """
+        be saved. Raises FullError when there is no room for the text either."""
         if step is None or not self._has_room():
             self._words(answer, seq, text)
             return step is None

@@ -46,8 +46,7 @@ class Backups:
 
     def make(self) -> Path:
         """Make a copy now; returns its path. Raises StoreError, also when there is no room or the database is
-        damaged.
-        """
+        damaged."""
         folder, source = self._db.path.parent, self._db.path
         size, room = source.stat().st_size, shutil.disk_usage(folder).free
         if room < size + SPARE:
@@ -113,8 +112,7 @@ class Backups:
 
 def move_aside(folder: Path) -> Path | None:
     """Rename the database and its log, so that the next start creates a new one; returns the new name, or None without
-    a database. Deletes nothing. Raises BusyError while Moestro runs, StoreError when it cannot be done.
-    """
+    a database. Deletes nothing. Raises BusyError while Moestro runs, StoreError when it cannot be done."""
     with closing(lock_folder(folder)):
         return _move_aside(folder)
 
@@ -122,8 +120,7 @@ def move_aside(folder: Path) -> Path | None:
 def restore(folder: Path) -> tuple[Path, Path | None]:
     """Replace the database by the newest intact copy; returns the copy, and the new path of the old database.
 
-    Raises BusyError while Moestro runs, and StoreError, with nothing changed, when there is no intact copy.
-    """
+    Raises BusyError while Moestro runs, and StoreError, with nothing changed, when there is no intact copy."""
     with closing(lock_folder(folder)):
         whole = next((copy for copy in backups(folder) if _usable(copy)), None)
         if whole is None:

@@ -2,8 +2,7 @@
 
 A chat is a tree: a message follows its `parent`, and an edit or a regeneration is another child of the same parent.
 What is shown and sent to the model is the path from the first message to the chat's `leaf`. A parent is older than its
-children.
-"""
+children."""
 
 import json
 import logging
@@ -44,8 +43,7 @@ NO_BRANCH = "That branch no longer exists. Reload the page."
 @dataclass(frozen=True, slots=True)
 class Chat:
     """One line of the history. `created` and `updated` are seconds since the epoch; `messages` = those of the branch
-    that is shown; `tokens` = decoded tokens; `system` = the system prompt.
-    """
+    that is shown; `tokens` = decoded tokens; `system` = the system prompt."""
 
     id: int
     title: str
@@ -61,8 +59,7 @@ class Chat:
 class Message:
     """One message as shown. `stats`, for a finished answer: the fields of `core.types.AnswerStats`, and `queued_ms`.
     `quality`, for one scored against the exact model: the fields of `core.engine.quality.report.Quality`. `unsaved`:
-    why its text is only in memory. `branches`: the messages at its place in the chat, by age, itself included.
-    """
+    why its text is only in memory. `branches`: the messages at its place in the chat, by age, itself included."""
 
     id: int
     role: Literal["user", "assistant"]
@@ -114,8 +111,7 @@ class Chats:
     def messages(self, chat: int, writing: str | None = None) -> list[Message]:
         """The messages of a chat's shown branch, oldest first. Raises MoestroError if there is no such chat.
 
-        `writing` = the text so far of the answer being written, if the caller has it; avoids reading every piece.
-        """
+        `writing` = the text so far of the answer being written, if the caller has it; avoids reading every piece."""
         with self._db.tx():  # all queries see one state
             self.require(chat)
             return self._read(chat, self._db.rows(SHOWN, chat, chat), writing)
@@ -138,8 +134,7 @@ class Chats:
 
         `chat` None creates a chat titled by `text` with the system prompt `system`. What is begun follows the last
         message shown, or is another branch next to message `instead_of`; it is shown from now on, until the answer is
-        undone.
-        """
+        undone."""
         now = time.time()
         with self._db.tx() as db:
             if chat is None:

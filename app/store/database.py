@@ -30,8 +30,7 @@ class Database:
 
     WAL with synchronous=NORMAL: a commit survives the death of the process; the death of the machine may cost the last
     commits but never damages the file. Raises StoreError when the folder or the file cannot be used, and DamagedError,
-    with nothing changed, when SQLite finds the file damaged. `check`: one started earlier; None starts one here.
-    """
+    with nothing changed, when SQLite finds the file damaged. `check`: one started earlier; None starts one here."""
 
     def __init__(self, folder: Path, check: Check | None = None) -> None:
         self.path = folder / NAME
@@ -156,8 +155,7 @@ def _connect(path: Path) -> sqlite3.Connection:
 
 def create(path: Path) -> None:
     """Create an empty database under a temporary name first, so that a file without a header is known to be
-    truncated.
-    """
+    truncated."""
     fresh = path.with_name(f"{path.name}.new")
     fresh.unlink(missing_ok=True)
     touch_private(fresh)  # SQLite gives its log and its index the same permissions
@@ -169,8 +167,7 @@ def create(path: Path) -> None:
 def lock_folder(folder: Path) -> sqlite3.Connection:
     """Lock the folder for this process: SQLite's file lock works on every system and is released when its owner dies.
 
-    Raises BusyError, or StoreError when that fails.
-    """
+    Raises BusyError, or StoreError when that fails."""
     file = folder / "in-use.sqlite3"
     try:
         touch_private(file)

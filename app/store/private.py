@@ -1,7 +1,6 @@
 """Keeps the user's files private: folders 0700, files 0600, also those of earlier versions.
 
-Note: on Windows the access list of the user's data folder already excludes others, and nothing is done here.
-"""
+Note: on Windows the access list of the user's data folder already excludes others, and nothing is done here."""
 
 import logging
 import os
@@ -72,8 +71,7 @@ def touch_private(path: Path) -> None:
 
 def tighten(folder: Path) -> None:
     """Restrict files in a data folder that earlier versions left open. Touches only Moestro's own names; raises
-    nothing.
-    """
+    nothing."""
     if not POSIX or _shared(folder):
         return
     _close(folder, FOLDER)

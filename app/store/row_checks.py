@@ -1,7 +1,6 @@
 """Validates values read from the database: SQLite keeps any type in any column, and other programs can edit the file.
 
-Every function raises InvalidRow, a ValueError, whose text is the end of a sentence about the row.
-"""
+Every function raises InvalidRow, a ValueError, whose text is the end of a sentence about the row."""
 
 from collections.abc import Mapping
 from typing import Any

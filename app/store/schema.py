@@ -2,10 +2,9 @@
 
 The column of a new metric needs none: it is added when a database is opened (`add_metrics`).
 
-`steps` is the one source of every statistic: one row per forward pass, everything else is computed from it.
-`pieces` holds the text of answers still being written, one row per token, so that a commit costs the same however long
-the answer is; it is folded into `messages.text` when the answer ends (or, after a crash, when the store is opened).
-"""
+`steps` is the one source of every statistic: one row per forward pass, everything else is computed from it. `pieces`
+holds the text of answers still being written, one row per token, so that a commit costs the same however long the
+answer is; it is folded into `messages.text` when the answer ends (or, after a crash, when the store is opened)."""
 
 import functools
 import sqlite3

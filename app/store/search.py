@@ -14,8 +14,7 @@ AROUND = 40  # characters of an excerpt on each side of the word that was found
 @dataclass(frozen=True, slots=True)
 class Found:
     """A chat that was found. `message` and `excerpt`: the newest message with the words, None and "" where the title
-    has them.
-    """
+    has them."""
 
     chat: int
     message: int | None = None
@@ -25,8 +24,7 @@ class Found:
 def search_chats(db: Database, query: str, most: int = 200) -> list[Found]:
     """At most `most` chats whose title, or one of whose messages, has all words of the query (in any order, as parts of
     words too, in any case), the most recently changed first; [] for a query without words. Text of an answer that is
-    being written is not looked at. Raises StoreError.
-    """
+    being written is not looked at. Raises StoreError."""
     words = [re.compile(re.escape(word), re.IGNORECASE) for word in query.split()[:MOST_WORDS]]
     if not words:
         return []

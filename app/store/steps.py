@@ -1,8 +1,7 @@
 """Statistics: one row per forward pass as recorded by the engine, the settings changes, and the loads.
 
 The metrics that are counted are a column each; the arrays of a `StepRecord` are little-endian blobs in its shapes and
-dtypes.
-"""
+dtypes."""
 
 import json
 import logging
@@ -191,8 +190,7 @@ class Steps:
 
     def delete(self, chat: int) -> None:
         """Delete the recorded passes of a chat. Its messages stay, and so do the settings changes, which explain other
-        chats' figures.
-        """
+        chats' figures."""
         with self._db.tx() as db:
             db.execute("DELETE FROM steps WHERE chat = ?", (chat,))
 

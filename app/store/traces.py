@@ -1,8 +1,7 @@
 """Recorded routing as traces: gives the steps of a chat or of a load the interface of any other trace.
 
 There is no separate recording. Every pass is committed with its expert ids as it is computed, so a crash loses at most
-the one being written, and every chat can be replayed without prior setup.
-"""
+the one being written, and every chat can be replayed without prior setup."""
 
 from __future__ import annotations
 
@@ -31,8 +30,7 @@ Named = tuple[str, Mapping[str, Any]]  # a prefetcher and its parameters
 class StoredTrace:
     """The routing of one model in a chat, or with chat None everything under `loads`: a core.profile.trace.Trace.
 
-    `size` = bytes of its ids before compression in a trace file.
-    """
+    `size` = bytes of its ids before compression in a trace file."""
 
     db: Database
     loads: tuple[int, ...]
@@ -55,8 +53,7 @@ class StoredTrace:
 
     def chunks(self) -> Iterator[Chunk]:
         """All passes in order, in chunks of bounded size; reads one consistent state of the store despite concurrent
-        writes.
-        """
+        writes."""
         sql, values = _passes("id, answer, tokens, phase, ids, named", self.loads, self.chat, lab=self.lab)
         answers: dict[int | None, int] = {}
         with self.db.reader() as db:

@@ -11,5 +11,4 @@ parts.py   ... of attention, norms and rotary embeddings
 decode.py  ... of tokens led by the GPU: the bits of those led by the host, and how many a second
 joined.py  ... of experts that the host computes within such tokens: their bits, how many a second, a silent host
 engines.py ... of whole engines: the same bits, speed, memory, one model in the place of another
-drawn.py   the models that these load
-"""
+drawn.py   the models that these load"""

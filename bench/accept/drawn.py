@@ -1,8 +1,7 @@
 """The models of `launch.py accept`: shapes of real ones, as large as this machine can hold, with random weights.
 
 Of a large model only what is not an expert is written; one random expert then stands for all, as what is measured is
-time and memory. Where bits are compared, every expert is different (bench.models.generate).
-"""
+time and memory. Where bits are compared, every expert is different (bench.models.generate)."""
 
 from __future__ import annotations
 

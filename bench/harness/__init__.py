@@ -7,5 +7,4 @@ resume.py     rows on disk, so that an interrupted run continues
 engines.py    what suites ask of a loaded engine, and what with
 workload.py   one workload for many systems
 process.py    one measurement in a process of its own, with cold files and a memory limit
-protocol.py   what is written between the two
-"""
+protocol.py   what is written between the two"""

@@ -1,8 +1,7 @@
 """Figures: medians over rounds, ratios of the same round, and bounds.
 
 A slow hour of the machine affects both sides of a pair. The bounds are those of any cache and any prefetcher: Belady's
-misses on the same tokens, and the link's own speed.
-"""
+misses on the same tokens, and the link's own speed."""
 
 from collections.abc import Mapping, Sequence
 from statistics import median

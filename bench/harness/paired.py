@@ -4,8 +4,7 @@ Two subjects of a run are compared block by block. A block is what a run repeats
 answer, a question, a stretch of decoded tokens; neighbouring tokens are alike, so a token alone is no block. The
 interval is the delete-one-block jackknife's with Student's t (Efron and Tibshirani 1993, chapter 11; for a mean over
 stretches these are batch means, Law and Kelton chapter 9). A figure that is a mean over blocks is given by its blocks,
-any other one by its pseudo-values, so that an interval always follows from one list of numbers a subject.
-"""
+any other one by its pseudo-values, so that an interval always follows from one list of numbers a subject."""
 
 import math
 from collections.abc import Callable, Iterable, Sequence

@@ -2,8 +2,7 @@
 
 The limit is a Linux control group, page cache included. A memory-mapped model lives in the page cache, which nothing
 else limits: RLIMIT_RSS does nothing, RLIMIT_AS counts addresses. Without a control group (other systems, missing
-rights) there is no such limit, and `MemoryGroup` says why.
-"""
+rights) there is no such limit, and `MemoryGroup` says why."""
 
 from __future__ import annotations
 
@@ -38,8 +37,7 @@ class Session:
     requests. Use as a context manager, which ends it.
 
     With a `limit` in bytes the process may hold that much more than it held after its imports, page cache included.
-    `seen` has `idle_bytes`, what it held then, and `limit_bytes`, the sum.
-    """
+    `seen` has `idle_bytes`, what it held then, and `limit_bytes`, the sum."""
 
     def __init__(self, module: str, job: Job, python: str = sys.executable, limit: int | None = None) -> None:
         """Raises MoestroError where it does not start, or where a limit is requested and the system has none."""

@@ -3,8 +3,7 @@
 The bench sends a job; the process joins its memory group, imports what it needs and reports that it is idle; the bench
 then knows its memory without a model and sets the limit. After that, each line that it sends is a request, which the
 process measures and answers, until its input ends. Needs only the standard library, so that it also runs in the
-interpreter that has other programs.
-"""
+interpreter that has other programs."""
 
 import json
 import os

@@ -1,32 +1,11 @@
-"""Results as text: columns as wide as their cells, and goals."""
+"""Results as text: ratios, headlines, and goals."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import Any
 
+from core.system.wording import cell
+
 WORDS = {True: "kept", False: "MISSED", None: "not measured"}
-
-
-def grid(heads: Sequence[str], rows: Iterable[Sequence[str]], indent: str = "  ") -> list[str]:
-    """Lines of columns: the first is flush left, the others flush right; without heads ("" each) the first line is
-    left out."""
-    lines = [list(heads), *(list(row) for row in rows)]
-    widths = [max(len(line[at]) for line in lines) for at in range(len(heads))]
-    shown = lines if any(heads) else lines[1:]
-    return [
-        indent
-        + "  ".join(c.ljust(w) if not at else c.rjust(w) for at, (c, w) in enumerate(zip(row, widths, strict=True)))
-        for row in shown
-    ]
-
-
-def cell(value: float | None, form: str = ".2f", scale: float = 1.0) -> str:
-    """A figure, "-" where there is none."""
-    return "-" if value is None else format(value / scale, form)
-
-
-def cells(row: Mapping[str, Any], forms: Mapping[str, str]) -> list[str]:
-    """The figures of a row that `forms` names, "-" for those it lacks."""
-    return [cell(row.get(name), form) for name, form in forms.items()]
 
 
 def interval(ratio: Mapping[str, float | None] | None) -> str:

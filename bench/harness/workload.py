@@ -29,22 +29,10 @@ from core.types import Ids, StepRecord
 PROMPT, ANSWER = 128, 64  # most tokens of a prompt and of an answer
 # Metrics of core.metrics that are shown, each per decoded token.
 PER_TOKEN = (
-    "total_ms",
-    "compute_ms",
-    "predict_ms",
-    "stall_ms",
-    "idle_ms",
-    "copy_ms",
-    "requests",
-    "hits",
-    "late",
-    "substituted",
-    "dropped",
-    "predicted",
-    "demand_bytes",
-    "prefetch_bytes",
-    "wasted_bytes",
-    "disk_bytes",
+    *(
+        "total_ms compute_ms predict_ms stall_ms idle_ms copy_ms requests hits late substituted dropped predicted "
+        "demand_bytes prefetch_bytes wasted_bytes disk_bytes"
+    ).split(),
 )
 QUALITY = ("exact_match", "unseen_match", "agreement", "kl", "perplexity", "substituted_rate")
 Workload = Sequence[tuple[Sequence[int], Sequence[int]]]

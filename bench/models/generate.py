@@ -1,8 +1,7 @@
 """A Qwen3-MoE checkpoint of random weights, of any size, written layer by layer.
 
 A router of random weights spreads almost evenly over the experts and hardly repeats itself from token to token. That is
-the hardest case for any cache: a trained model of these sizes hits more often at the same budget.
-"""
+the hardest case for any cache: a trained model of these sizes hits more often at the same budget."""
 
 import json
 import shutil
@@ -79,8 +78,7 @@ def _shards(sizes: Sizes, seed: int) -> Iterator[dict[str, torch.Tensor]]:
     """Yields named weights (bf16), one layer after the other, those outside the layers last.
 
     Standard deviations keep activations near 1, so that rounding does not change the chosen experts; router logits have
-    a spread of 2, and output logits one wide enough that sampled text does not repeat itself.
-    """
+    a spread of 2, and output logits one wide enough that sampled text does not repeat itself."""
     hidden, width = sizes.hidden, sizes.width
     queries, keys = sizes.heads * sizes.head_dim, sizes.kv_heads * sizes.head_dim
     for number in range(sizes.layers + 1):

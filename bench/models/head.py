@@ -2,8 +2,7 @@
 
 The model writes texts, and its head, a decoder layer more in the layout of DeepSeek-V3 (arXiv 2412.19437, section 2.2),
 learns the token after the next one from the last hidden state and the token that was written. The model itself does not
-change. The head's layer begins as a copy of the model's last one.
-"""
+change. The head's layer begins as a copy of the model's last one."""
 
 import json
 import shutil

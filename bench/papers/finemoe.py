@@ -41,11 +41,10 @@ PAPER = Paper(
             "Prediction from the maps found",
             "core/policy/predict/expert_map.py",
             (
-                "predictor=expert_map",
-                "predictor.distance",
-                "predictor.expert_map.capacity",
-                "predictor.expert_map.semantic",
-                "predictor.expert_map.dynamic",
+                *(
+                    "predictor=expert_map predictor.distance predictor.expert_map.capacity "
+                    "predictor.expert_map.semantic predictor.expert_map.dynamic"
+                ).split(),
             ),
         ),
         Part("Eviction by 1 / (probability x use)", "core/policy/eviction/finemoe.py", ("eviction=finemoe",)),

@@ -2,8 +2,7 @@
 
 A row is a declaration: `Ask` says which blocks of which bench are compared (`bench.papers.verdicts` does), `Never` and
 `Stated` answer without a result. A change of what a result depends on takes a line in REPAIRS and its name in the rows
-that it touches: an answer from before it is stale.
-"""
+that it touches: an answer from before it is stale."""
 
 import itertools
 from collections.abc import Mapping
@@ -86,8 +85,7 @@ class Ask:
     `budget`: results of this one alone. `figure`: what the blocks are, for its unit and direction. `margin`: how much
     worse than claimed still holds, for what is claimed to be as good. `learned`: the claim is about what a trained
     model's routing or states have, so that random weights answer nothing. `copies`: the least copy time over compute
-    time of a layer at which it is asked; `controls`: what is held equal, or differs from the paper.
-    """
+    time of a layer at which it is asked; `controls`: what is held equal, or differs from the paper."""
 
     bench: str  # several with spaces between them: results of all count, the first one's command is shown
     blocks: str

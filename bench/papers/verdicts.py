@@ -3,8 +3,7 @@
 A comparison holds where its whole interval is on the claimed side (`bench.harness.paired`; the confidence is that of
 all comparisons of a row together), speaks against the claim where it is on the other side, and is not told apart where
 it has the border inside. A row holds where all comparisons do, in part where some do, does not where some speak against
-it and none for it, and is not told apart otherwise. A correlation is a comparison with 0 and with STRONG.
-"""
+it and none for it, and is not told apart otherwise. A correlation is a comparison with 0 and with STRONG."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -18,30 +17,8 @@ from bench.papers.parts import HOLDS, NEVER, NO, PART, UNTOLD, Answer, Ask, Row
 
 STRONG = 0.5  # of a correlation: a quarter of one side's variance is the other's
 # Figures of which less is better, or is claimed.
-LOWER = (
-    "kl",
-    "tpot_ms",
-    "ttft_ms",
-    "simulated_ms",
-    "link_bytes",
-    "entropy",
-    "share_of_token",
-    "change",
-    "lost",
-    "list_share",
-)
-SHARES = (
-    "hit_rate",
-    "recall",
-    "match",
-    "accuracy",
-    "precision",
-    "share",
-    "share_of_token",
-    "change",
-    "lost",
-    "list_share",
-)
+LOWER = (*"kl tpot_ms ttft_ms simulated_ms link_bytes entropy share_of_token change lost list_share".split(),)
+SHARES = (*"hit_rate recall match accuracy precision share share_of_token change lost list_share".split(),)
 BUSY = 0.3  # CPU cores of other programs from which on times are not compared (core.measure.evaluate.others)
 Blocks = Mapping[str, Mapping[str, list[float]]]
 """Group -> subject -> blocks."""

@@ -4,8 +4,7 @@ Both read the same text with the same loaded weights, those outside the experts 
 format. The reference rounds states to the compute type after each operation, the fast arithmetic does not, so that much
 of a distance may be the reference's own rounding. Where the model can be loaded in fp32 with the same experts, both are
 compared with the reference there, too, and the fast arithmetic in fp32 as well: what that differs by is due to the
-rounding of states to 8 bits alone. Distances are kept for later loads on this machine.
-"""
+rounding of states to 8 bits alone. Distances are kept for later loads on this machine."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -13,7 +12,6 @@ from typing import Any
 import torch
 
 from bench.harness.engines import model_of
-from bench.harness.report import grid
 from bench.harness.run import RESIDENT, Result, Run, Suite
 from core.engine import Engine
 from core.engine.arithmetic import BOUND, ROUNDING_BF16, objection
@@ -21,6 +19,7 @@ from core.engine.distance import Read, divergence
 from core.engine.passages import held_out, windows
 from core.errors import ModelError
 from core.measure.distance import measured, readers
+from core.system.wording import grid
 
 FORMATS = "checkpoint,int8,int8-g32,int4-g32,int4-g32-sym,mxfp4,nvfp4"  # those that divide the demo model's sizes
 FP32 = ("fp32 to fast", "to reference", "to fast fp32")  # KL

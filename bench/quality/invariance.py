@@ -3,9 +3,8 @@
 Budget, eviction policy, prefetcher, threads and where misses are computed are combined with the pieces in which a text
 is read, the number of texts in a pass, and whether its beginning is taken over from an earlier text: 2,592 ways. Each
 prompt is read in EACH of them, which are drawn without repetition. All logits after its tokens are compared with those
-of the same text read alone in one pass, with everything resident. The fast arithmetic promises that none
-differs; of the reference the same is counted for comparison.
-"""
+of the same text read alone in one pass, with everything resident. The fast arithmetic promises that none differs; of
+the reference the same is counted for comparison."""
 
 import itertools
 import random
@@ -15,7 +14,6 @@ from typing import Any, NamedTuple
 import torch
 
 from bench.harness.engines import model_of, token_stream
-from bench.harness.report import grid
 from bench.harness.run import RESIDENT, Result, Run, Suite
 from core.engine import Engine
 from core.memory.codec.native.threads import share
@@ -23,6 +21,7 @@ from core.runtime.batch import Batch, Share
 from core.runtime.pipeline import Pipeline
 from core.runtime.sequence_kv import SequenceKV
 from core.runtime.warmup import Split, Threads
+from core.system.wording import grid
 from core.types import Phase
 
 LENGTH = 72  # tokens of a prompt

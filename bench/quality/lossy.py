@@ -2,9 +2,8 @@
 
 Two tables. The first is like BuddyMoE's tables 2 to 4: residencies x modes on the demo model's questions and held-out
 text (core.measure.evaluate). The second is like figures 3, 4, 7 and 8 of Speculating Experts
-(bench.quality.speculating), whose table 1 is the execute modes of the first. Measurements are saved
-as they are made: an interrupted bench continues where it was.
-"""
+(bench.quality.speculating), whose table 1 is the execute modes of the first. Measurements are saved as they are made:
+an interrupted bench continues where it was."""
 
 import statistics
 from collections.abc import Mapping, Sequence
@@ -12,7 +11,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from bench.harness.report import cell, grid
+from app.cli.eval import rows_table
 from bench.harness.resume import KeptRows
 from bench.harness.run import Result, Run, Suite
 from bench.quality import speculating
@@ -114,32 +113,12 @@ def redundancy(profile: Profile | None) -> list[float] | None:
     ]
 
 
-FORMS = {
-    "exact_match": (".1%", "match"),
-    "unseen_match": (".1%", "unseen"),
-    "perplexity": (".1f", "perpl."),
-    "agreement": (".1%", "agree"),
-    "kl": (".3f", "KL"),
-    "substituted_rate": (".1%", "changed"),
-    "link_bytes": (".3f", "MB/tok"),
-    "saved": (".1%", "saved"),
-    "tok_s": (".1f", "tok/s"),
-}
-
-
 def table(r: Result) -> list[str]:
     lines = [
         f"{r['model']}: {r['questions']['seen']} + {r['questions']['unseen']} questions, {r['text']['tokens']} "
         f"tokens of {r['text']['source']}; link: {r['link']}."
     ]
-    heads = [head for _, head in FORMS.values()]
-    for share in dict.fromkeys(one["residency"] for one in r["rows"]):
-        rows = []
-        for one in (one for one in r["rows"] if one["residency"] == share):
-            name = f"{'*' if one['mode'] in r['pareto'][f'{share:g}'] else ' '}{one['mode']}"
-            figures = [cell(one[f], form, 1e6 if f == "link_bytes" else 1.0) for f, (form, _) in FORMS.items()]
-            rows.append((name, *figures, one["problem"]))
-        lines += [f"Residency {share:g} (* = on the front of exact match and speed):", *grid(("", *heads, ""), rows)]
+    lines += ["* = on the front of exact match and speed", *rows_table(r)]
     busiest = max((one["others_cores"] or 0.0 for one in r["rows"]), default=0.0)
     if busiest > MUCH:
         lines.append(f"Other programs used up to {busiest:.1f} CPU cores: compare speeds with care.")

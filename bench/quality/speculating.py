@@ -2,8 +2,7 @@
 
 Similarity of the quasi-hidden state to the next layer's true one, and recall of each way of predicting, layer by layer;
 and time per token on demand, with prefetching, and with executing predictions, at several context lengths over the same
-link, with the largest possible gain.
-"""
+link, with the largest possible gain."""
 
 import statistics
 import threading
@@ -14,7 +13,6 @@ from typing import Any
 import torch
 
 from bench.harness.paired import stretches
-from bench.harness.report import cell, grid
 from bench.harness.run import Run
 from bench.routing.probe import listen
 from core.engine import Engine
@@ -28,6 +26,7 @@ from core.measure.evaluate.run import restored, start_mode
 from core.runtime.measurement import LayerRun
 from core.settings.param import Value
 from core.settings.presets import preset
+from core.system.wording import cell, grid
 from core.types import StepRecord
 
 MODES = tuple(mode for mode in modes_of() if mode.name.startswith("execute_"))  # modes that the profile must support

@@ -5,8 +5,7 @@ systems route alike and Belady's hit rates are of that very routing. Each system
 and where its prefetches evict residents once more with our guard, the same for all. Every round takes each system at
 each budget once; the figures of a system are those of the round with its median time per token, so that the parts of
 that time add up. Systems that change answers are evaluated too (core.measure.evaluate). Presets that need a profile get
-one, calibrated once and kept. Measurements are kept as they are made: an interrupted bench continues.
-"""
+one, calibrated once and kept. Measurements are kept as they are made: an interrupted bench continues."""
 
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence

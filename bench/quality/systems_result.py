@@ -4,9 +4,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from app.store.results import BOUNDS
-from bench.harness.report import cell, cells, grid, headline
+from bench.harness.report import headline
 from bench.harness.run import Result
 from core.measure.evaluate.others import MUCH
+from core.system.wording import cell, cells, grid
 
 HEADS = ("", "TTFT", "TPOT", "compute", "predict", "stall", "idle", "hits", "demand", "prefetch", "wasted", "")
 FORMS = {

@@ -1,19 +1,19 @@
 """bench buddies: what BuddyMoE's figures 4, 6, 7 and 9 and its sections 3.2 and 3.3 say of a model's routing: how
 unevenly experts and pairs of them are chosen, how alike their outputs are, how long buddy lists get.
 
-All figures are counts of one calibration, or of a profile that exists already.
-"""
+All figures are counts of one calibration, or of a profile that exists already."""
 
 from pathlib import Path
 
 from bench.harness.engines import READ
-from bench.harness.report import cell, grid, headline
+from bench.harness.report import headline
 from bench.harness.run import RESIDENT, Result, Run, Suite
 from bench.routing.buddy_figures import BUSY, measured
 from core.engine.texts import bundled
 from core.errors import SettingError
 from core.measure.calibrate.gather import calibrate
 from core.profile import Profile, load
+from core.system.wording import cell, grid
 
 
 def measure(run: Run, model: str | None = None, profile: Path | None = None) -> Result:
@@ -40,16 +40,8 @@ def calibrated(run: Run, model: str) -> Profile:
 
 def about(profile: Profile) -> Result:
     """What the figures are of."""
-    return {
-        "model": profile.model,
-        "model_hash": profile.model_hash,
-        "layers": profile.layers,
-        "experts": profile.experts,
-        "top_k": profile.top_k,
-        "profile_tokens": profile.tokens,
-        "source": profile.source,
-        "profile_date": profile.created,
-    }
+    same = {name: getattr(profile, name) for name in ("model", "model_hash", "layers", "experts", "top_k", "source")}
+    return {**same, "profile_tokens": profile.tokens, "profile_date": profile.created}
 
 
 def table(r: Result) -> list[str]:

@@ -1,8 +1,7 @@
 """What `bench buddies` computes of a profile. Loads no model, needs no torch.
 
 The paper draws pictures without a number from which on something is uneven or compact; the bounds here are ours, and
-are in the result. L layers of E experts.
-"""
+are in the result. L layers of E experts."""
 
 from typing import Any
 

@@ -1,8 +1,7 @@
 """bench estimator: recall of the trained estimator over its input, its width and the tokens it was trained on.
 
 The next gate and default vectors, which need no training, are rows of the same run. Recall is counted in the engine,
-over tokens decoded for questions that no profile has seen.
-"""
+over tokens decoded for questions that no profile has seen."""
 
 import json
 import random
@@ -10,13 +9,14 @@ from collections.abc import Sequence
 from statistics import fmean
 from typing import Any
 
-from bench.harness.report import grid, headline
+from bench.harness.report import headline
 from bench.harness.run import RESIDENT, Result, Run, Suite
 from bench.routing.probe import listen
 from core.engine import Engine
 from core.engine.texts import ASSETS, Text, bundled
 from core.measure.calibrate.gather import calibrate
 from core.settings.calibration import CalibrationSettings
+from core.system.wording import grid
 
 INPUTS = ("hidden", "quasi")
 MIDDLE, WIDTHS = 256, (64, 256)  # width of the rows over tokens; widths at MIDDLE_TOKENS

@@ -1,9 +1,8 @@
 """bench expert_maps: do FineMoE's statements on expert maps hold for this model: figures 3, 4, 8, 9 and 16a?
 
 The maps and embeddings of decoded tokens are recorded once; entropies, correlations and searches are computed on them,
-so that all but the recall in time of a live search are counts. An iteration is one decoded token; the paper's figures
-8 and 9 take one of each prompt, for which a few hundred prompts would have to be answered.
-"""
+so that all but the recall in time of a live search are counts. An iteration is one decoded token; the paper's figures 8
+and 9 take one of each prompt, for which a few hundred prompts would have to be answered."""
 
 import math
 from collections.abc import Sequence
@@ -13,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from bench.harness.engines import READ, divided, question_of
-from bench.harness.report import cell, grid, headline
+from bench.harness.report import headline
 from bench.harness.run import RESIDENT, Result, Run, Suite
 from bench.routing.map_figures import (
     DISTANCE,
@@ -31,6 +30,7 @@ from core.engine import Engine
 from core.engine.texts import Text, bundled
 from core.measure.calibrate.gather import calibrate
 from core.settings.sampling import Sampling
+from core.system.wording import cell, grid
 
 CAPACITIES = (10, 30, 100, 300, 1000, 3000)
 CAPACITY = 1000  # where the distance is varied

@@ -161,9 +161,8 @@ def entropy(shares: Floats) -> Floats:
 
 def correlations(maps: Sequence[Iteration]) -> dict[str, Any]:
     """Over all pairs of (evenly chosen) iterations: Pearson's r of the score with the share of experts in common, and
-    the mean share by score (figures 8 and 9); "pearson_blocks": r's pseudo-values over the answers.
-    "trajectory": of whole maps, as there; "ahead": of layers [0, l - d] with the experts in common in layer l, as a
-    search has it."""
+    the mean share by score (figures 8 and 9); "pearson_blocks": r's pseudo-values over the answers. "trajectory": of
+    whole maps, as there; "ahead": of layers [0, l - d] with the experts in common in layer l, as a search has it."""
     some = [maps[int(at)] for at in np.unique(np.linspace(0, len(maps) - 1, min(len(maps), PAIRED)).round())]
     layers = len(some[0].map)
     active = np.stack([_activations(one) for one in some])  # [N, L, E]

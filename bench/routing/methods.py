@@ -6,8 +6,7 @@ predictor, each in the layer in which it arrived (bench.routing.recordings). The
 predictor with an LRU cache over the demo model's emulated link, with perfect prefetching as the bound. Predictors with
 a worker have two rows: as in the engine, where an answer that comes late is used late, and waited for, which is a
 bound. Policies are compared behind one predictor as the presets of their systems have it: a prefetch takes the slot
-that the policy names, and no guard keeps residents. So is FineMoE by prefetch distance.
-"""
+that the policy names, and no guard keeps residents. So is FineMoE by prefetch distance."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace

@@ -4,8 +4,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from app.store.results import BOUNDS
-from bench.harness.report import cell, grid, headline
+from bench.harness.report import headline
 from bench.harness.run import Result
+from core.system.wording import cell, grid
 
 WAITED = ", waited for"  # ends the name of a row whose predictor's worker was waited for
 

@@ -4,8 +4,7 @@ Everything is resident and the link is not emulated, so nothing is fetched and n
 changes is its cost: its time on the computing thread (`predict`, which the engine counts), what capturing router inputs
 adds to a pass, and what its background work takes from the computing. Two more rows: recording for the lab, which runs
 several predictors at once, and the live comparison of cache policies. Rounds run in pairs, with the subject and without
-it; what it adds is the median over the pairs of the difference of their medians, with the mean's interval.
-"""
+it; what it adds is the median over the pairs of the difference of their medians, with the mean's interval."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -16,7 +15,7 @@ from app.services.regret import Regret
 from bench.harness.engines import QUESTION, READ, decode_steps, until_ready
 from bench.harness.figures import medians
 from bench.harness.paired import difference
-from bench.harness.report import cells, goal, goal_lines, grid, headline
+from bench.harness.report import goal, goal_lines, headline
 from bench.harness.run import RESIDENT, Result, Run, Suite
 from core.engine import Engine
 from core.engine.texts import bundled
@@ -25,6 +24,7 @@ from core.measure.calibrate.gather import calibrate
 from core.settings.param import Value
 from core.settings.registry import variants
 from core.settings.sampling import Sampling
+from core.system.wording import cells, grid
 
 LIMIT = READ // 10  # tokens of the profile
 GOAL = 0.05  # for the time added beyond the subject's own, as a share of a token without it

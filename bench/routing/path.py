@@ -1,12 +1,11 @@
 """bench path: ExpertFlow's routing-path predictor, trained on answers that the model wrote itself, and what it names.
 
-The paper's data are 10,000 prompts answered three times each (section 5.1); a small model has fewer prompts and
-answers each more often. Answers are kept on disk part by part, and the training keeps its state, so that an interrupted
-bench continues with the same command, and a later one adds to the answers; `minutes` bounds both, and the result says
-how many runs and steps fitted. What
-the network names is then compared with TLP and SLP over batches of answers to questions that it has not seen, one
-sequence included, and its recall by layer is counted in the engine: waited for, and in time.
-"""
+The paper's data are 10,000 prompts answered three times each (section 5.1); a small model has fewer prompts and answers
+each more often. Answers are kept on disk part by part, and the training keeps its state, so that an interrupted bench
+continues with the same command, and a later one adds to the answers; `minutes` bounds both, and the result says how
+many runs and steps fitted. What the network names is then compared with TLP and SLP over batches of answers to
+questions that it has not seen, one sequence included, and its recall by layer is counted in the engine: waited for, and
+in time."""
 
 import math
 import time
@@ -21,7 +20,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from bench.harness.engines import question_of
-from bench.harness.report import grid, headline
+from bench.harness.report import headline
 from bench.harness.run import RESIDENT, Result, Run, Suite
 from bench.routing.estimator import divided, every_text
 from bench.routing.path_accuracy import measure as accuracies
@@ -34,6 +33,7 @@ from core.policy.predict.nets import path
 from core.policy.predict.nets.path import Passage
 from core.profile import save
 from core.settings.sampling import Sampling
+from core.system.wording import grid
 from core.types import Ids, StepRecord
 
 RUNS = 30_000  # of the paper

@@ -1,17 +1,17 @@
 """bench predictors: recall of each predictor, layer by layer, and its cost on the computing thread.
 
-Recall is measured on a model whose profile comes from other texts than the questions; predictors with background
-work are waited for, so that their recall is the method's. Cost is measured without waiting.
-"""
+Recall is measured on a model whose profile comes from other texts than the questions; predictors with background work
+are waited for, so that their recall is the method's. Cost is measured without waiting."""
 
 from statistics import fmean
 
 from bench.harness.engines import READ, divided
-from bench.harness.report import grid, headline
+from bench.harness.report import headline
 from bench.harness.run import RESIDENT, Result, Run, Suite
 from bench.routing.probe import listen, subjects
 from core.engine.texts import bundled
 from core.measure.calibrate.gather import calibrate
+from core.system.wording import grid
 
 
 def measure(run: Run, model: str = "demo", tokens: int = 256, answer: int = 48) -> Result:

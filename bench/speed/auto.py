@@ -11,8 +11,7 @@ Cells are kept as they are measured. A run goes on from those of earlier ones ov
 whichever budgets these had, until one has had all of them: so it can be made in parts.
 
 The best fixed setting of a round is the one that the other rounds show: of several that are equally good the one that
-happened to be the fastest in a round would be faster than any of them is.
-"""
+happened to be the fastest in a round would be faster than any of them is."""
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
@@ -23,12 +22,12 @@ from typing import Any, NamedTuple
 
 from bench.harness.engines import model_of, stats_of, token_stream
 from bench.harness.figures import ratio, spread
-from bench.harness.report import grid
 from bench.harness.resume import KeptRows
 from bench.harness.run import LATENCY_US, Result, Run, Suite
 from core.engine import Engine
 from core.settings.presets import preset
 from core.settings.sampling import Sampling
+from core.system.wording import grid
 from core.types import Ids
 
 PROMPT = 24  # tokens

@@ -5,8 +5,7 @@ part of the experts resident, over an emulated link and out of a pack on disk. T
 prompts. transformers answers the same batches with everything resident. What a batch can gain is bounded by the experts
 that its tokens share, so each figure comes with the union of their experts and the bytes copied for a token, and the
 goal with the most that any cache and any prefetcher could gain, and with what the link would allow with the copies of
-the measured cache that made the fewest.
-"""
+the measured cache that made the fewest."""
 
 import time
 from collections.abc import Callable, Mapping, Sequence

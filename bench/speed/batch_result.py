@@ -2,8 +2,9 @@
 
 from collections.abc import Mapping
 
-from bench.harness.report import goal, goal_lines, grid, headline
+from bench.harness.report import goal, goal_lines, headline
 from bench.harness.run import Result
+from core.system.wording import grid
 
 PLACES = {"link": "over an emulated link of {:.3g} GB/s", "disk": "from disk"}
 COLUMNS = {

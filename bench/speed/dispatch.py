@@ -6,8 +6,7 @@ it, and recording to that, are medians of the differences between passes that fo
 is left to the reader of a record, or is done for 64 passes at once where nothing reads it, is timed apart (`reading`).
 What each predictor adds to recording are differences between medians of rounds. `program` is a whole layer of an
 answer's token in the fast arithmetic, tiny experts and recording included, where it knows the model. On a GPU these are
-times of the host, which launches a layer's kernels.
-"""
+times of the host, which launches a layer's kernels."""
 
 import time
 from collections.abc import Iterator, Sequence
@@ -19,7 +18,6 @@ from typing import Any, cast
 import torch
 
 from bench.harness.figures import differences
-from bench.harness.report import cells, grid
 from bench.harness.run import RESIDENT, Result, Run, Suite
 from bench.models.generate import checkpoint
 from bench.models.sizes import Sizes
@@ -30,6 +28,7 @@ from core.runtime.expert_math import ExpertMath
 from core.runtime.moe_step import MoEStep
 from core.runtime.pipeline import Pipeline
 from core.settings.registry import variants
+from core.system.wording import cells, grid
 
 EXPERTS = (16, 64, 256)
 LAYERS, TOP_K, HIDDEN = 16, 8, 64

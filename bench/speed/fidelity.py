@@ -9,11 +9,11 @@ from typing import Any
 import torch
 
 from bench.harness.engines import random_tokens
-from bench.harness.report import cell
 from bench.models.peers import Peer
 from bench.speed.plain import Plain
 from core.engine import Engine
 from core.engine.distance import divergence, read
+from core.system.wording import cell
 
 TEXT = 48  # tokens
 NOTE = "bits: of a weight; KL: to transformers in bf16, nats a token"

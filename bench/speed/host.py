@@ -5,8 +5,7 @@ The processor stands for both sides: one thread computes for the device, out of 
 of its memory; copies go over emulated links. Balance is the link that copies an expert in the time in which it is
 handed to the host and computed there, as measured before the first answer; the links are multiples of it. Every kind
 gives the same answers, from a cache as after the load, whose prompts are read over the machine's own link. Bits are
-compared as well.
-"""
+compared as well."""
 
 import math
 import os
@@ -20,12 +19,12 @@ import torch
 
 from bench.harness.engines import model_of, token_stream
 from bench.harness.figures import ratio, spread
-from bench.harness.report import grid
 from bench.harness.run import LATENCY_US, Result, Run, Suite
 from core.engine import Engine
 from core.memory.codec.fast.background import most_threads
 from core.metrics import share
 from core.settings.sampling import Sampling
+from core.system.wording import grid
 from core.types import Ids, StepRecord
 
 PROMPT = 16  # tokens

@@ -3,8 +3,7 @@
 The job is {"peer", "model": its file, "threads", "mmap"} and the program's own switches; the model is opened at the
 first request, as the memory limit is set before. A request is {"prompt": ids, "tokens": ids, "cap_s": seconds or none}:
 read the prompt, then compute the tokens one at a time, no more of them after `cap_s` -> {"prompt_s", "token_s",
-"token_bytes", read from disk for a token}; or {"text": ids} -> {"log_probabilities"} after each of them.
-"""
+"token_bytes", read from disk for a token}; or {"text": ids} -> {"log_probabilities"} after each of them."""
 
 import math
 import time

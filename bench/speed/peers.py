@@ -1,10 +1,9 @@
 """bench peers: with everything resident, how fast are prompts and tokens beside ik_llama.cpp and llama.cpp?
 
-One generated model in 4 bits and in bf16. In each round every system reads the same prompts and decodes the same
-tokens after them, by turns; all stay loaded. A file's bits a weight and its KL to the bf16 weights stand with its
-speed, so that speeds can be compared at equal quality. ik_llama.cpp is taken in its fastest configuration, which a
-short trial finds.
-"""
+One generated model in 4 bits and in bf16. In each round every system reads the same prompts and decodes the same tokens
+after them, by turns; all stay loaded. A file's bits a weight and its KL to the bf16 weights stand with its speed, so
+that speeds can be compared at equal quality. ik_llama.cpp is taken in its fastest configuration, which a short trial
+finds."""
 
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -17,7 +16,7 @@ import torch
 
 from bench.harness.engines import pack_of, random_tokens
 from bench.harness.paired import times
-from bench.harness.report import goal, goal_lines, grid, interval
+from bench.harness.report import goal, goal_lines, interval
 from bench.harness.run import RESIDENT, Result, Run, Suite, chosen, numbers
 from bench.models.fixtures import DENSE, FORMATS
 from bench.models.generate import checkpoint
@@ -30,6 +29,7 @@ from core.runtime.batch import Batch, Share
 from core.runtime.sequence_kv import SequenceKV
 from core.settings.formats import DENSE as DENSE_FORMATS
 from core.settings.formats import FORMATS as ALL
+from core.system.wording import grid
 
 LENGTHS = {False: (128, 512, 1500), True: (16, 48)}  # tokens of a prompt; True: of the smoke test
 CONTEXT, WARM = 2048, 4  # tokens; WARM: not counted of those decoded

@@ -4,8 +4,7 @@ link?
 All systems stay loaded, and a round gives each of them the same prompts: transformers in bf16, and the engine out of
 packs in bf16 and in int4, with everything resident and with half of the experts on disk. The time is that to the first
 token. Every prompt is new, and finds the cache as the one before left it. ik_llama.cpp and llama.cpp read the same
-prompts in each round, with everything resident.
-"""
+prompts in each round, with everything resident."""
 
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -18,7 +17,7 @@ import torch
 from bench.harness.engines import pack_of, random_tokens
 from bench.harness.figures import ratio
 from bench.harness.paired import times
-from bench.harness.report import cell, goal, goal_lines, grid, interval
+from bench.harness.report import goal, goal_lines, interval
 from bench.harness.run import Result, Run, Suite, numbers
 from bench.models.fixtures import DENSE, FORMATS, disk_gbps
 from bench.models.generate import checkpoint
@@ -28,6 +27,7 @@ from bench.speed.fidelity import HEADS, NOTE, Fidelity, shown
 from bench.speed.plain import Plain
 from core.engine import Engine
 from core.settings.sampling import Sampling
+from core.system.wording import cell, grid
 from core.types import Ids
 
 BUDGETS = ("100%", "50%")

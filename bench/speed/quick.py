@@ -2,8 +2,7 @@
 
 Every round runs every configuration once on the same prompt. Figures are medians over the rounds' passes, ratios are
 medians of the rounds' own ratios. Beside the demo model in bf16, ik_llama.cpp and llama.cpp decode as many tokens of
-the same weights; `bench peers` compares at a size where speed matters.
-"""
+the same weights; `bench peers` compares at a size where speed matters."""
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -16,7 +15,7 @@ import torch
 from bench.harness.engines import QUESTION, decode_steps, emulated_link, random_tokens
 from bench.harness.figures import belady_misses_per_token, overlapped_ms, ratio
 from bench.harness.paired import times
-from bench.harness.report import cell, grid, interval
+from bench.harness.report import interval
 from bench.harness.run import RESIDENT, Result, Run, Suite
 from bench.models.peers import Peer, peers_of
 from bench.speed.fidelity import HEADS, Fidelity, shown
@@ -26,6 +25,7 @@ from core.engine import Engine
 from core.memory.link import REFERENCE
 from core.settings.config import Settings
 from core.settings.loading import LoadSpec
+from core.system.wording import cell, grid
 from core.types import StepRecord
 
 EVERYTHING = {**RESIDENT, "eviction": "lru", "predictor": "none"}

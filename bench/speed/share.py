@@ -1,8 +1,7 @@
 """bench share: what a model does on this machine as Auto runs it, as one JSON and a picture that others can compare.
 
 Answers to prompts of bundled texts, each read anew, with the machine's own link. The budget is the most that is safe,
-unless another one is given.
-"""
+unless another one is given."""
 
 from collections.abc import Iterator
 from html import escape
@@ -10,7 +9,6 @@ from itertools import islice
 
 from bench.harness.engines import model_of, token_stream
 from bench.harness.figures import spread
-from bench.harness.report import cell
 from bench.harness.run import Result, Run, Suite
 from core.capacity.fit import estimate
 from core.engine import Engine
@@ -19,7 +17,7 @@ from core.settings.config import Settings
 from core.settings.loading import LoadSpec
 from core.settings.presets import FIRST, preset
 from core.settings.sampling import Sampling
-from core.system.wording import format_bytes
+from core.system.wording import cell, format_bytes
 from core.types import AnswerStats, Ids
 
 PROMPT, SMALL_PROMPT = 512, 24  # tokens

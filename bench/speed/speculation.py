@@ -4,10 +4,8 @@ What is written is given, so that a text repeats or does not whatever the model 
 again and again (`repeated`), with every twelfth token another (`edited`), texts in their order (`held out`), and what
 the model writes by itself at temperature 1 (`own`). The prompt is the first passage. Every kind writes the same text,
 from a cache as after the load; bits are compared as well. The model "demo-head" is the demo with a head that is trained
-before (bench.models.head); its guesses, and both together, are two kinds more.
-The machine's own link copies from host memory; the emulated one takes as many layers for an expert as the reference
-machine's does.
-"""
+before (bench.models.head); its guesses, and both together, are two kinds more. The machine's own link copies from host
+memory; the emulated one takes as many layers for an expert as the reference machine's does."""
 
 from collections.abc import Iterator, Sequence
 from copy import copy
@@ -20,7 +18,7 @@ import torch
 from bench.harness.engines import emulated_link, model_of, token_stream
 from bench.harness.figures import spread
 from bench.harness.paired import times
-from bench.harness.report import grid, interval
+from bench.harness.report import interval
 from bench.harness.resume import KeptRows
 from bench.harness.run import Result, Run, Suite
 from bench.models.head import TOGETHER, with_head
@@ -29,6 +27,7 @@ from core.engine.draft_gate import DraftGate
 from core.engine.draft_prefetch import DraftPrefetch
 from core.engine.drafter import HEAD_SLOPE, Drafter
 from core.settings.sampling import Sampling
+from core.system.wording import grid
 from core.types import Ids, StepRecord
 
 PASSAGE, EDITED = 48, 12  # tokens

@@ -3,8 +3,7 @@
 Two engines over one model stay loaded: one with whole experts, one with experts in blocks. Both read the same prompts
 and give the same answers within the same budget, over emulated links of three speeds and out of packs on disk: plain
 caches of whole experts; of split experts the same part of every one, from none to all; and MoEpic with the plan of its
-configurator and its ablations. The table has what the plan's latency model expected, too.
-"""
+configurator and its ablations. The table has what the plan's latency model expected, too."""
 
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager

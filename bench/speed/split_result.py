@@ -3,8 +3,9 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from bench.harness.report import cell, grid, headline
+from bench.harness.report import headline
 from bench.harness.run import Result
+from core.system.wording import cell, grid
 
 HEADS = ("configuration", "TPOT ms", "wait ms", "TTFT ms", "hits", "tops a token", "copied MB", "predicted ms")
 

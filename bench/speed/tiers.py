@@ -3,8 +3,7 @@ and llama.cpp.
 
 Every measurement is a process of its own that starts with the model's files out of the page cache. A round measures
 every system once on the same tokens. Below 100 % every process is limited to the budget's bytes and its memory without
-a model, page cache included.
-"""
+a model, page cache included."""
 
 import os
 import time

@@ -9,11 +9,12 @@ from typing import Any
 from bench.harness.figures import overlapped_ms
 from bench.harness.paired import times
 from bench.harness.protocol import Job
-from bench.harness.report import cell, goal, goal_lines, grid, interval
+from bench.harness.report import goal, goal_lines, interval
 from bench.harness.run import Result
 from bench.models.peers import NAMES
 from bench.speed.fidelity import HEADS, NOTE, shown
 from core.memory.link import Pace
+from core.system.wording import cell, grid
 
 Key = tuple[str, str, str]  # system, format, budget
 GIVEN = 1.0  # GB that an import may take besides the dense weights
@@ -121,25 +122,11 @@ def _detail(runs: Runs, name: str, budget: str, disk_gbps: float) -> dict[str, A
     found = {
         value: runs.middle("moestro", name, budget, value)
         for value in (
-            "slots",
-            "blob_bytes",
-            "hit_rate",
-            "disk_misses_per_token",
-            "belady_misses_per_token",
-            "repeats_of_previous_token",
-            "total_ms",
-            "compute_ms",
-            "stall_ms",
-            "idle_ms",
-            "copy_ms",
-            "load_s",
-            "decode_threads",
-            "budget_bytes",
-            "used_bytes",
-            "idle_bytes",
-            "limit_bytes",
-            "charged_bytes",
-            "peak_high",
+            *(
+                "slots blob_bytes hit_rate disk_misses_per_token belady_misses_per_token repeats_of_previous_token "
+                "total_ms compute_ms stall_ms idle_ms copy_ms load_s decode_threads budget_bytes used_bytes idle_bytes "
+                "limit_bytes charged_bytes peak_high"
+            ).split(),
         )
     }
     misses, blob = found["disk_misses_per_token"] or 0.0, int(found["blob_bytes"] or 0)

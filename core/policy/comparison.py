@@ -4,8 +4,7 @@ The ways take turns in blocks of decoded tokens, in the order usual, other, othe
 changes slowly concerns both. The first tokens of a block are not counted: the cache is still as the way before left it.
 Times are compared by their logarithms, so that a rare long one weighs little. It ends as soon as the difference exceeds
 its noise, within a block of the other way as well, so that few tokens are slower; after both ways had two blocks, once
-the other one is no longer ahead; or after MOST blocks. In both of these the usual way stays.
-"""
+the other one is no longer ahead; or after MOST blocks. In both of these the usual way stays."""
 
 from __future__ import annotations
 

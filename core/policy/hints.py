@@ -14,10 +14,9 @@ class Hints:
     """One value per expert, by eid [layers * experts]; predictors and profiles update them between layers.
 
     `probability`: the router probability in the newest map that spoke of its layer, in [UNLIKELY, 1]; before any did,
-    its share of the layer's uses in the profile, or 1 / E without one. Stays when the layer is reached.
-    `predicted`: whether a predictor named it for when its layer is reached next.
-    `usual`: how often a profile saw it, in any unit; 0 = no profile. `pinned`: evicted last of all.
-    """
+    its share of the layer's uses in the profile, or 1 / E without one. Stays when the layer is reached. `predicted`:
+    whether a predictor named it for when its layer is reached next. `usual`: how often a profile saw it, in any unit; 0
+    = no profile. `pinned`: evicted last of all."""
 
     def __init__(self, layers: int, experts: int) -> None:
         size = layers * experts

@@ -14,8 +14,7 @@ once the residents are computed, and then computes what was copied: late, with r
 place of ready where host > ready, for t threads of the host; with ready + host where it has none.
 
 All of these are straight lines in n while 0 < n < m. One of them, the host's, may rise and the others fall, so that the
-least is where it crosses the highest of these, or at an end: 0 (all over the link) or m (all by the host).
-"""
+least is where it crosses the highest of these, or at an end: 0 (all over the link) or m (all by the host)."""
 
 import math
 from dataclasses import dataclass

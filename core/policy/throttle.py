@@ -39,8 +39,7 @@ class Throttle:
 
     What `foretells` how much it saves is not paused at first: tokens are compared only where that is neither clearly
     much nor next to nothing. What predicting took is kept by the `way` that it is done, so that the first look after a
-    `restart` needs no token with it where that is more than can be saved.
-    """
+    `restart` needs no token with it where that is more than can be saved."""
 
     def __init__(self, what: str = "prefetching", *, foretells: bool = False) -> None:
         self._what, self._foretells = what, foretells

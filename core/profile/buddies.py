@@ -2,8 +2,7 @@
 where the model was never calibrated (BuddyMoE section 3.4).
 
 One safetensors file beside the pack's own, built like a profile's (core.profile.profile). It holds each expert's peers
-in order, with their counts, up to 64 and a coverage of 1: the list for any setting is a prefix of these.
-"""
+in order, with their counts, up to 64 and a coverage of 1: the list for any setting is a prefix of these."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -60,9 +59,8 @@ def load(path: Path, *, model_hash: str | None = None, model: str = "") -> Profi
         ) from error
     if model_hash is not None and found.model_hash != model_hash:
         raise ProfileError(
-            f"The buddy lists {path} were made for {found.model} ({found.model_hash[:12]}) and say "
-            f"nothing about {model or 'this model'} ({model_hash[:12]}). Delete the file, or calibrate "
-            "this model."
+            f"The buddy lists {path} were made for {found.model} ({found.model_hash[:12]}) and say nothing about "
+            f"{model or 'this model'} ({model_hash[:12]}). Delete the file, or calibrate this model."
         )
     return found
 
@@ -71,8 +69,7 @@ def find(profile: Profile | None, pack: Path | None, model_hash: str, model: str
     """A model's profile completed by its pack: `profile` unchanged when it has part pairs, else with that part from the
     lists in the directory `pack`, if there are any. None when there is neither.
 
-    Raises ProfileError when the lists are damaged or of another model.
-    """
+    Raises ProfileError when the lists are damaged or of another model."""
     if pack is None or (profile is not None and profile.has("pairs")) or not (pack / NAME).is_file():
         return profile
     lists = load(pack / NAME, model_hash=model_hash, model=model)

@@ -1,7 +1,6 @@
 """A profile: everything that calibration measured of one model, in memory and on disk. Independent of the engine.
 
-On disk it is one safetensors file: the arrays, and in its head one JSON text with the rest, and a checksum of both.
-"""
+On disk it is one safetensors file: the arrays, and in its head one JSON text with the rest, and a checksum of both."""
 
 from __future__ import annotations
 
@@ -201,19 +200,7 @@ def load(path: Path, *, model_hash: str | None = None, model: str = "") -> Profi
     return profile
 
 
-_PLAIN = (
-    "model",
-    "model_hash",
-    "layers",
-    "experts",
-    "top_k",
-    "hidden",
-    "tokens",
-    "source",
-    "created",
-    "times",
-    "settings",
-)
+_PLAIN = (*"model model_hash layers experts top_k hidden tokens source created times settings".split(),)
 
 
 def _arrays(profile: Profile) -> dict[str, npt.NDArray[Any]]:

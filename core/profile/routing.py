@@ -1,8 +1,7 @@
 """Statistics of routing alone, from ids and weights: activations, co-activations, gate entropies, layer 0's usual
 experts.
 
-Memory: three float64 [L, E, E], five int64 [L, 16384], and E numbers for each distinct token id.
-"""
+Memory: three float64 [L, E, E], five int64 [L, 16384], and E numbers for each distinct token id."""
 
 from typing import Any
 

@@ -1,8 +1,7 @@
 """Costs of consecutive parts of a trace: what says how much of a difference between two configurations is noise.
 
 Two configurations replay the same tokens, so they are compared part by part. Tokens beside each other are alike, and so
-are their costs; parts of a twentieth of the trace are nearly independent (batch means, Law and Kelton chapter 9).
-"""
+are their costs; parts of a twentieth of the trace are nearly independent (batch means, Law and Kelton chapter 9)."""
 
 import math
 from collections.abc import Sequence

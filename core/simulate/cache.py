@@ -4,8 +4,7 @@ A lane is one pool of slots: one layer of one of several caches that differ in s
 cache. Lanes never influence each other. A request does what the engine's does: hits are used first, in the order in
 which the router named them; then each missing expert, one after the other, gets a free slot, or the slot of the expert
 that the policy evicts among those that the pass does not need. With transit slots, whoever is worth least leaves when
-the layer is done. The scalar core is what this is tested against.
-"""
+the layer is done. The scalar core is what this is tested against."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -92,8 +91,7 @@ class Cache:
         """One token: every lane requests its row of `ids` [lanes, k], all distinct -> misses [lanes].
 
         `layer`: the layer of every id of the expert index [size], or one number for all when each lane is a whole
-        cache.
-        """
+        cache."""
         misses = self._request(0, ids, ids, now, layer)
         if not self.policy.retains:
             leave = ~self.expert_index.pinned[ids]

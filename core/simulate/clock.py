@@ -12,8 +12,7 @@ class Clock:
     """Times of one machine and model. TPOT = compute + stall; without prefetching the link carries demand copies alone.
 
     To be measured on that machine: `compute_ms` with every expert resident; `load_ms` from the link; `miss_ms` = (the
-    engine's compute_ms with a budget that makes it miss - `compute_ms`) / misses per token.
-    """
+    engine's compute_ms with a budget that makes it miss - `compute_ms`) / misses per token."""
 
     compute_ms: float  # per token, with every expert resident
     load_ms: float  # one expert over the link

@@ -25,8 +25,7 @@ class CurveMeter:
 
     `sizes`: those replayed, between k and E (default: all, or SIZES of them evenly spaced). Other sizes are linear
     between these; below the smallest the curves fall to 0 at no expert, as a cache that cannot hold a token's experts
-    does not run. Memory: 8 L E (sizes + 1) bytes a few times.
-    """
+    does not run. Memory: 8 L E (sizes + 1) bytes a few times."""
 
     def __init__(self, layers: int, experts: int, top_k: int, make: MakePolicy, sizes: Sequence[int] = ()) -> None:
         self.tokens = 0
@@ -83,8 +82,7 @@ def measure_curves(trace: Trace, make: MakePolicy, *, sizes: Sequence[int] = (),
 
     Predictions are those recorded with the trace (`chat --predictor gate --set predictor.width=256 --record FILE
     --record-ranks`: a ranking has as many experts as the predictor's width); without them Y is 0. A token without any
-    counts as having predicted nothing. Raises TraceError when no token was decoded.
-    """
+    counts as having predicted nothing. Raises TraceError when no token was decoded."""
     meter = CurveMeter(trace.layers, trace.experts, trace.top_k, make, sizes)
     first, at = trace.tokens - (last or trace.tokens), 0
     for chunk, ranked in rankings(trace):
@@ -103,13 +101,12 @@ def measure_curves(trace: Trace, make: MakePolicy, *, sizes: Sequence[int] = (),
 def routed_curves(
     ids: Ids, experts: int, ranked: Ids | None = None, wanted: Callable[[], bool] = lambda: True
 ) -> Curves | None:
-    """The curves of decoded tokens' experts [T, L, k] with LCP as it is by default, by a new CurveMeter. `ranked`
-    [R, L, Y]: the rankings of the last R of them, as for CurveMeter; P and PH are of these tokens alone. None = no
+    """The curves of decoded tokens' experts [T, L, k] with LCP as it is by default, by a new CurveMeter. `ranked` [R,
+    L, Y]: the rankings of the last R of them, as for CurveMeter; P and PH are of these tokens alone. None = no
     predictions, Y is 0.
 
     Asked before every token whether this is still `wanted`; None when it is not. Raises TraceError when there is no
-    token.
-    """
+    token."""
     tokens, layers, k = ids.shape
     if not tokens:
         raise TraceError("There is no decoded token to plan from.")

@@ -52,8 +52,7 @@ class TimedResult:
     layer's requests that were among the first k of its last prediction. `replayed`: the predictions are those recorded
     with the trace, each in the layer in which it was there. `waited_for`: the predictor's worker, which in the engine
     nothing waits for, was; so what this predictor does here is a bound. `blocks`: milliseconds per token in each part
-    of the trace; `decoded`: every decoded token.
-    """
+    of the trace; `decoded`: every decoded token."""
 
     timed: TimedConfig
     figures: Mapping[str, float]
@@ -120,8 +119,7 @@ def timed(
 ) -> list[TimedResult]:
     """Runs every configuration over `trace`; results in their order. Raises SettingError or TraceError before any runs.
 
-    `clock.load_ms`: time of one expert of `blob_bytes` on the link, latency included. `processes`: 0 = one per core.
-    """
+    `clock.load_ms`: time of one expert of `blob_bytes` on the link, latency included. `processes`: 0 = one per core."""
     for config in configs:
         if not isinstance(predictor_for(config, trace), Oracle | Replayed):
             check_need("predictor", config.predictor, profile)
@@ -149,8 +147,7 @@ def predictor_for(config: TimedConfig, trace: Trace, *, waited_for: bool = False
     trace. So is one with a worker, where there are any: only they tell when its answers came. Run on the trace instead
     (also when `waited_for`, which asks for it where it was the one in use), it is waited for.
 
-    Raises SettingError for an unknown name, TraceError when no predictions of it were recorded.
-    """
+    Raises SettingError for an unknown name, TraceError when no predictions of it were recorded."""
     if config.predictor == ORACLE:
         return Oracle((ids for ids, *_ in passes(trace)), trace.layers)
     predictor: Predictor = create("predictor", config.predictor, config.params)

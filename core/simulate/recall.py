@@ -18,12 +18,11 @@ WIDTH = "width"  # the parameter that sets how many experts to predict
 def recall(
     trace: Trace, config: TimedConfig, most: int, profile: PredictorProfile | None = None
 ) -> tuple[float | None, ...]:
-    """[L] Recall@m: |predicted top m, intersected with selected| / k over decoded tokens; None = no
-    prediction. A predictor that is run on the trace is waited for; of one replayed from it, what came in time counts.
+    """[L] Recall@m: |predicted top m, intersected with selected| / k over decoded tokens; None = no prediction. A
+    predictor that is run on the trace is waited for; of one replayed from it, what came in time counts.
 
     Of the last prediction for a layer, the `most` experts with the highest scores count; a predictor with the parameter
-    WIDTH is given `most`. Raises SettingError, or TraceError for a predictor that needs more than the trace has.
-    """
+    WIDTH is given `most`. Raises SettingError, or TraceError for a predictor that needs more than the trace has."""
     named = {p.name for p in variant("predictor", config.predictor).params}
     predictor = predictor_for(config, trace, waited_for=True)
     if WIDTH in named and not isinstance(predictor, Replayed):

@@ -7,8 +7,7 @@ chosen policy's without prefetching, and the bound.
 The bound is Belady's MIN on the same tokens and slots, made so generous that no policy can exceed it, whatever its
 cache held before the first token: at the start and at every prompt in between it may admit any expert for free (at a
 prompt, those that the prompt used). It is the most hits that any cache without prefetching can have on these tokens;
-among caches with bypass if the engine's has it, and else among those without.
-"""
+among caches with bypass if the engine's has it, and else among those without."""
 
 from collections import deque
 from collections.abc import Mapping, Sequence

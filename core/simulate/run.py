@@ -141,8 +141,7 @@ def simulate(
 ) -> list[Result]:
     """Replays `trace` through every configuration; results in their order. Raises SettingError or TraceError.
 
-    `start`: "empty" caches, or "filled" as the engine's are after a load. `processes`: 0 = one per CPU core.
-    """
+    `start`: "empty" caches, or "filled" as the engine's are after a load. `processes`: 0 = one per CPU core."""
     if start not in ("empty", "filled"):
         raise SettingError(f"A cache starts empty or filled, not {start!r}.")
     for config in configs:  # raise errors of any configuration before the first runs

@@ -1,8 +1,7 @@
 """One configuration over one trace with prefetching: the engine's own cache, layer by layer, on a virtual clock.
 
 Steps in a layer, in the order of `core.runtime.moe_step`: routing, cache requests, prediction, computing the resident
-experts, then each missing expert when its copy lands, release of the slots.
-"""
+experts, then each missing expert when its copy lands, release of the slots."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field

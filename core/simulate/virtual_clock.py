@@ -1,7 +1,6 @@
 """Slots, store and link without bytes, on a clock that only moves when it is advanced.
 
-They replace the real ones of `core.memory`, so that the engine's own cache runs over them.
-"""
+They replace the real ones of `core.memory`, so that the engine's own cache runs over them."""
 
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -74,8 +73,7 @@ class VirtualLink:
     """One copy at a time, each `load_s` long: demand copies first, then prefetches by priority, as on an emulated link.
 
     A copy starts when it is submitted or when the link becomes free, whichever is later. `fetch(ticket)` is called at
-    each start; with it the link carries real bytes in virtual time.
-    """
+    each start; with it the link carries real bytes in virtual time."""
 
     lanes = 1
 

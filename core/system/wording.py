@@ -1,6 +1,8 @@
-"""Words for messages: other libraries' errors about a file as part of one of our sentences, and sizes."""
+"""Words for messages: other libraries' errors about a file as part of one of our sentences, sizes, and columns."""
 
 import re
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 MOST = 300  # characters
 READ = 16 * MOST  # characters of a text, which may be huge, that are looked at
@@ -39,3 +41,26 @@ def format_bytes(count: float) -> str:
         if abs(count) >= scale:
             return f"{count / scale:.3g} {unit}" if abs(count) < 100 * scale else f"{count / scale:.0f} {unit}"
     return f"{count:.0f} B"
+
+
+def grid(heads: Sequence[str], rows: Iterable[Sequence[str]], indent: str = "  ") -> list[str]:
+    """Lines of columns: the first is flush left, the others flush right; without heads ("" each) the first line is
+    left out."""
+    lines = [list(heads), *(list(row) for row in rows)]
+    widths = [max(len(line[at]) for line in lines) for at in range(len(heads))]
+    shown = lines if any(heads) else lines[1:]
+    return [
+        indent
+        + "  ".join(c.ljust(w) if not at else c.rjust(w) for at, (c, w) in enumerate(zip(row, widths, strict=True)))
+        for row in shown
+    ]
+
+
+def cell(value: float | None, form: str = ".2f", scale: float = 1.0) -> str:
+    """A figure, "-" where there is none."""
+    return "-" if value is None else format(value / scale, form)
+
+
+def cells(row: Mapping[str, Any], forms: Mapping[str, str]) -> list[str]:
+    """The figures of a row that `forms` names, "-" for those it lacks."""
+    return [cell(row.get(name), form) for name, form in forms.items()]

@@ -218,17 +218,10 @@ def test_whatever_the_content_type_says_json_is_checked(client: TestClient, path
 @pytest.mark.parametrize("number", [2**63, 10**30, -1])
 @pytest.mark.parametrize(
     "url",
-    [
-        "/live/frame?layer={}",
-        "/live/state?chat={}",
-        "/live/state?answer={}",
-        "/live/state?since={}",
-        "/export/{}.zip",
-        "/export/{}.trace",
-        "/export/session.zip?load={}",
-        "/export/session.trace?load={}",
-        "/export/1.trace?load={}",
-    ],
+    (
+        "/live/frame?layer={} /live/state?chat={} /live/state?answer={} /live/state?since={} /export/{}.zip "
+        "/export/{}.trace /export/session.zip?load={} /export/session.trace?load={} /export/1.trace?load={}"
+    ).split(),
 )
 def test_numbers_that_nothing_can_have_are_refused(host: Host, client: TestClient, url: str, number: int) -> None:
     answer = client.get(url.format(number))

@@ -254,9 +254,8 @@ def test_what_is_said_before_a_load_follows(tmp_path: Path, capsys: pytest.Captu
                 fit, tok_s = answered(host, models[case.pack], case.settings)
                 what = ", ".join(str(value) for value in case.settings.values())
                 lines.append(
-                    f"{phase:6} {'int4 pack' if case.pack else 'demo':9} {what:20} "
-                    f"{fit.tok_s_low:6.1f} to {fit.tok_s_high:6.1f} tok/s, then {tok_s:6.1f} ({off(fit, tok_s):+.0%}): "
-                    f"{fit.basis}"
+                    f"{phase:6} {'int4 pack' if case.pack else 'demo':9} {what:20} {fit.tok_s_low:6.1f} to "
+                    f"{fit.tok_s_high:6.1f} tok/s, then {tok_s:6.1f} ({off(fit, tok_s):+.0%}): {fit.basis}"
                 )
                 errors.append(abs(off(fit, tok_s)))
     with capsys.disabled():

@@ -39,18 +39,6 @@ def port(busy_host: Host) -> Iterator[int]:
 
 
 @pytest.mark.parametrize("stream", [False, True])
-@pytest.mark.parametrize("phase", ["talk", "read"])
-def test_an_answer_ends_within_a_step_when_its_client_leaves(
-    port: int, busy_host: Host, endless: type[EndlessEngine], stream: bool, phase: str
-) -> None:
-    client = post(port, ask(f"{phase} for ever", stream=stream))
-    assert (endless.talking if phase == "talk" else endless.reading).wait(WAIT_S)
-    client.close()
-    eventually(lambda: not busy_host.busy)
-    assert endless.late_steps <= 1
-
-
-@pytest.mark.parametrize("stream", [False, True])
 def test_an_answer_leaves_the_queue_when_its_client_leaves(
     port: int, busy_host: Host, endless: type[EndlessEngine], stream: bool
 ) -> None:

@@ -15,12 +15,13 @@ from bench.commands import bench as command
 from bench.harness import process
 from bench.harness.figures import belady_misses_per_token, medians, overlapped_ms, ratio, spread
 from bench.harness.process import GroupFiles, MemoryGroup, ended_well, group_files, measure
-from bench.harness.report import cell, goal, goal_lines, grid
+from bench.harness.report import goal, goal_lines
 from bench.harness.resume import KeptRows
 from bench.harness.run import Result, Run, Suite
 from core import __version__
 from core.errors import MoestroError
 from core.memory.link import Pace, scaled_gbps
+from core.system.wording import cell, grid
 from tests.simulate.belady import belady_misses
 
 

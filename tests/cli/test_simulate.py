@@ -21,7 +21,7 @@ result = partial(printed, "simulate")
 def test_every_policy_and_size_beside_the_bound(trace: Path, capsys: pytest.CaptureFixture[str]) -> None:
     found, table = result(capsys, "--trace", trace, "--slots", "25%,50%,75%", "--policies", "all")
     names, sizes = [v.name for v in variants("eviction")], ["25%", "50%", "75%"]
-    assert list(found["hit_rate"]) == names and len(names) == 12
+    assert list(found["hit_rate"]) == names and len(names) == 11
     assert all(list(found["hit_rate"][name]) == sizes for name in names)
     assert list(found["belady"]) == sizes and found["slots"] == {"25%": 12, "50%": 24, "75%": 36}
     for size in sizes:
@@ -85,11 +85,10 @@ def test_choices_act(tmp_path: Path, trace: Path, capsys: pytest.CaptureFixture[
         ("--policies lru --set seed=3", "no use for seed"),
         ("--policies lru --set miss_placement=host", "no use for miss_placement"),
         ("--set eviction.lcp.omega=-1", "between 1 and"),
-        ("--compute-ms 5", "give both"),
+        ("--compute-ms 5", "give --compute-ms and --load-ms"),
         ("--load-ms -1", "milliseconds"),
         ("--predictors recent", "or a --profile with measured times"),
         ("--predictors psychic --compute-ms 5 --load-ms 1", "no predictor called 'psychic'"),
-        ("--predictors recent --compute-ms 5 --gbps 1", "and --expert-mb"),
         ("--predictors estimator --compute-ms 5 --load-ms 1", "hidden states"),
         ("--experts 3", "but 3 experts were said"),
         ("--trace nowhere.npz", "There is no trace nowhere.npz"),
@@ -202,7 +201,7 @@ def test_prefetchers_beside_what_perfect_prefetching_would_reach(
     trace: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     words = ("--trace", trace, "--slots", "25%,50%", "--predictors", "recent, none,transitions")
-    words += (*"--compute-ms 6 --gbps 2 --expert-mb 3 --latency-us 500 --start filled".split(),)
+    words += (*"--compute-ms 6 --load-ms 2 --start filled".split(),)
     found, table = result(capsys, *words)
     assert list(found["hit_rate"]) == list(found["prefetching"]) == ["lru"]  # unless others are named
     for size in ("25%", "50%"):
@@ -210,12 +209,11 @@ def test_prefetchers_beside_what_perfect_prefetching_would_reach(
         assert list(by_name) == ["none", "recent", "transitions", "oracle"]
         none, oracle = by_name["none"], by_name["oracle"]
         assert none["hit_rate"] == pytest.approx(found["hit_rate"]["lru"][size])
-        load_ms = 0.5 + 3 / 2  # latency, and 3 MB at 2 GB/s
-        assert none["tpot_ms"] == pytest.approx(6 + load_ms * found["misses_per_token"]["lru"][size])
+        assert none["tpot_ms"] == pytest.approx(6 + 2 * found["misses_per_token"]["lru"][size])
         assert none["net_ms"] == none["prefetch_bytes"] == 0 and none["recall_by_layer"] == [None] * LAYERS
         assert found["bound_ms"][size] <= oracle["tpot_ms"] + 1e-9 < none["tpot_ms"]
         assert oracle["recall_by_layer"] == [1.0] * LAYERS and oracle["wasted_bytes"] == 0
-        assert by_name["transitions"]["prefetch_bytes"] % 3_000_000 == 0 < by_name["transitions"]["issued"]
+        assert by_name["transitions"]["prefetch_bytes"] == by_name["transitions"]["issued"] > 0
     assert all(word in table for word in ("transitions", "perfect prefetch", "bound", "50% (24)"))
     assert "prefetching" not in result(capsys, *words[:4])[0]
 

@@ -124,6 +124,8 @@ def test_a_trace_gives_the_figures_that_it_gave(
     assert cli.main(["simulate", "--trace", str(FILES / "chat.trace"), *asked, "--processes", "1", "--json"]) == 0
     found = json.loads(capsys.readouterr().out.splitlines()[-1])
     for place, value in leaves(json.loads((FILES / "simulated.json").read_text())[name]):
+        if {"least_stale", "expert_bytes"} & set(place):
+            continue  # a policy that is gone, and what was None here
         now = at(found, place)
         assert now == (pytest.approx(value, rel=1e-9) if isinstance(value, float) else value), place
 

@@ -26,7 +26,7 @@ pytestmark = [pytest.mark.long(0.5), pytest.mark.timeout(1800)]
 KILLS = int(os.environ.get("MOESTRO_KILLS", "8"))
 SEED = int(os.environ.get("MOESTRO_SEED", "1"))
 PATIENCE_S = 120.0
-EVICTIONS = ("lru", "lfu", "fifo", "random", "least_stale")
+EVICTIONS = ("lru", "lfu", "fifo", "random")
 
 
 class Crashing:

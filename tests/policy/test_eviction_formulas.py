@@ -57,13 +57,6 @@ def test_class_lru_by_hand() -> None:
     assert policy.scores(slice(0, 1), 72, 0).tolist() == [-6.0 / 4], "2^-(66 / 128) x 4.95 + 1 = 4.4: class 2 again"
 
 
-def test_least_stale_by_hand() -> None:
-    # Three layers of four. While layer 1 is computed, layer 2 is 0 away, layer 0 is 1 away, layer 1 itself 2.
-    policy = fed(make("least_stale"), [0, 4, 8, 5])
-    assert order(policy, layer=1) == [4, 5, 0, 8]
-    assert order(policy, layer=0) == [0, 8, 4, 5]
-
-
 def test_plec_by_hand() -> None:
     hints = Hints(LAYERS, EXPERTS)
     policy = fed(make("plec", hints), [0, 1, 4, 5, 8, 9])

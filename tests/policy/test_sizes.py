@@ -80,8 +80,7 @@ def test_adapmoe_loads_by_hand() -> None:
     """Two of eight experts, all equally likely: what AdapMoE writes for Mixtral, from its three cases.
 
     3 slots, beta 0.5: both missing 5 x 4 / 56, one missing 2 x 5 x 3 / 56. With both missing one is fetched with
-    probability 0.5, so 1.5 are left; of one, 0.5: 20 / 56 x 1.5 + 30 / 56 x 0.5 = 45 / 56.
-    """
+    probability 0.5, so 1.5 are left; of one, 0.5: 20 / 56 x 1.5 + 30 / 56 x 0.5 = 45 / 56."""
     alike = hit_curves(np.ones((1, 8)))
     loads = adapmoe_loads(alike, np.array([0.5]), 2)[0]
     assert loads[3] == pytest.approx(45 / 56)

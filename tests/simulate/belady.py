@@ -7,8 +7,7 @@ def belady_misses(trace: Sequence[Sequence[int]], slots: int, warm: bool = True)
     """Fewest misses of any eviction policy on one layer's requests, known in advance (MIN, Belady 1966).
 
     `trace[t]` = the distinct experts of step t, which are needed together. `warm` leaves out the first miss of each
-    expert, which a cache that was filled before need not have.
-    """
+    expert, which a cache that was filled before need not have."""
     uses: dict[int, list[int]] = {}
     for step, experts in enumerate(trace):
         for expert in experts:

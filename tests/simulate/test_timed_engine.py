@@ -1,9 +1,8 @@
 """The simulator with prefetching against the engine: the same trace and settings, event by event.
 
-Timing is made repeatable in three ways (tests.simulate.links): a link on which every copy is over before the next
-thing happens; one on which no prefetch ever starts, so that none lands in time; and virtual time under the engine,
-whose clock moves by a second a layer, where some prefetches land, some are late, and some are taken back or promoted.
-"""
+Timing is made repeatable in three ways (tests.simulate.links): a link on which every copy is over before the next thing
+happens; one on which no prefetch ever starts, so that none lands in time; and virtual time under the engine, whose
+clock moves by a second a layer, where some prefetches land, some are late, and some are taken back or promoted."""
 
 from pathlib import Path
 from typing import Any

@@ -22,8 +22,7 @@ class Access:
     """How the server can be reached. Raises MoestroError for a non-loopback address without a token.
 
     `address`: the bind address. `names`: additional host names. `token`: None = none required; a given token is
-    required of every request. `origins`: the origins of pages of other sites that may use the API.
-    """
+    required of every request. `origins`: the origins of pages of other sites that may use the API."""
 
     address: str = "127.0.0.1"
     token: str | None = field(default=None, repr=False)

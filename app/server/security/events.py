@@ -1,7 +1,6 @@
 """Checks every event of the dashboard against what its page can send, as read once from the Gradio page.
 
-Gradio passes event data to the handlers unchecked, and responds 500 with a traceback when they fail on it.
-"""
+Gradio passes event data to the handlers unchecked, and responds 500 with a traceback when they fail on it."""
 
 import math
 import re
@@ -98,9 +97,8 @@ def _need(right: bool, what: str) -> None:
 
 
 def _check_value(one: Component, value: Any, initial: Any, name: str, label: str) -> None:
-    """Raises ValueError for a value that `one` cannot hold. Problems that a user can cause have messages for
-    the user.
-    """
+    """Raises ValueError for a value that `one` cannot hold. Problems that a user can cause have messages for the
+    user."""
     if value is None:
         if isinstance(one, gr.Slider):
             raise ValueError(f"“{label}” needs a number.")
@@ -158,8 +156,7 @@ def uploaded(path: str, there: bool = False) -> bool:
 
 def _alike(value: object, initial: object) -> bool:
     """Whether the value has the keys and types of the page's initial value. Where that was None, a number is
-    allowed.
-    """
+    allowed."""
     if isinstance(initial, dict):
         return (
             isinstance(value, dict)

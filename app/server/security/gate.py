@@ -4,8 +4,7 @@ A page of another site can make a browser send requests here, but can neither fo
 cookie. Opening `/?token=...` sets the token as a cookie that scripts cannot read and other sites' pages do not send,
 and redirects to the address without it; a program sends `Authorization: Bearer`, or `X-Api-Key` as Anthropic's clients
 do. Pages of the origins that the user allows may use the API, and nothing else. Headers in which a client says under
-which address, or for whom, it came do not pass: Gradio would make its page's root of them.
-"""
+which address, or for whom, it came do not pass: Gradio would make its page's root of them."""
 
 import logging
 from html import escape
@@ -73,8 +72,7 @@ class Gate:
 
     def stranger(self, headers: Headers, scope: Scope) -> Response | None:
         """400 for a host name that is not the server's: another site's name may resolve to this address (DNS
-        rebinding).
-        """
+        rebinding)."""
         named = headers.getlist("host")
         if len(named) == 1 and named_host(named[0]) in self.trusted:
             return None

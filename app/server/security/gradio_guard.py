@@ -3,8 +3,7 @@
 Gradio serves many routes that the dashboard does not use: a reverse proxy, downloads by address, a call API, editors. A
 file named by an event is copied to a served folder. Gradio checks the file only after its own `launch()`, which an
 application that mounts it never calls, so `mark_launched` sets that state. An address in place of a path would be
-downloaded; that is refused here too.
-"""
+downloaded; that is refused here too."""
 
 import json
 from collections.abc import Iterator
@@ -41,9 +40,8 @@ IDLE_S = 60.0
 
 
 def mark_launched(blocks: Any) -> None:
-    """Make Gradio check the files that an event of `blocks` names. Raises RuntimeError if that cannot be
-    switched on.
-    """
+    """Make Gradio check the files that an event of `blocks` names. Raises RuntimeError if that cannot be switched
+    on."""
     if not hasattr(blocks, "has_launched"):
         raise RuntimeError("This version of Gradio does not say when it checks files; install one below 7.")
     blocks.has_launched = True
@@ -52,8 +50,7 @@ def mark_launched(blocks: Any) -> None:
 def rest_queue(blocks: Any) -> None:
     """Have Gradio's event queue look for work once in `IDLE_S`: nothing is ever queued, as every event of the dashboard
     goes around the queue and its routes are not served. By default it looks a thousand times a second, which costs an
-    idle server more than everything else. Raises RuntimeError if `blocks` has events that need the queue.
-    """
+    idle server more than everything else. Raises RuntimeError if `blocks` has events that need the queue."""
     if any(event.queue for event in blocks.fns.values() if event.fn is not None):
         raise RuntimeError("An event of the page is queued, but Gradio's queue rests: give it queue=False.")
     blocks._queue.sleep_when_free = blocks._queue.progress_update_sleep_when_free = IDLE_S
@@ -67,8 +64,7 @@ def guard(app: FastAPI, events: Events) -> None:
 
 class GradioGuard:
     """404 for Gradio routes that the dashboard does not use, 400 for an event that names a file not uploaded, or that
-    the page would not send.
-    """
+    the page would not send."""
 
     def __init__(self, app: ASGIApp, events: Events) -> None:
         self.app, self._events = app, events

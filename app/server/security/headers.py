@@ -2,8 +2,7 @@
 
 Gradio's page has a few inline scripts of its own; each response gives them a nonce, so that any other inline script,
 such as an `onclick`, does not run. Gradio compiles the handlers of its components (`unsafe-eval`) and sets inline
-styles (`unsafe-inline` for styles), so these two must be allowed.
-"""
+styles (`unsafe-inline` for styles), so these two must be allowed."""
 
 import re
 import secrets
@@ -12,20 +11,10 @@ from starlette.datastructures import MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 FEATURES = (
-    "accelerometer",
-    "autoplay",
-    "camera",
-    "display-capture",
-    "encrypted-media",
-    "geolocation",
-    "gyroscope",
-    "magnetometer",
-    "microphone",
-    "midi",
-    "payment",
-    "usb",
-    "screen-wake-lock",
-    "xr-spatial-tracking",
+    *(
+        "accelerometer autoplay camera display-capture encrypted-media geolocation gyroscope magnetometer microphone "
+        "midi payment usb screen-wake-lock xr-spatial-tracking"
+    ).split(),
 )
 ALWAYS = {
     "x-content-type-options": "nosniff",

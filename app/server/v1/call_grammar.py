@@ -1,8 +1,7 @@
 """The grammar of tool calls, for answers that have to call a tool, or else keep to a JSON schema.
 
 Calls are written as `parts.py` reads them first: JSON with `name` and `arguments` between <tool_call> tags. The form is
-Lark as llguidance reads it: https://github.com/guidance-ai/llguidance/blob/main/docs/syntax.md
-"""
+Lark as llguidance reads it: https://github.com/guidance-ai/llguidance/blob/main/docs/syntax.md"""
 
 import json
 from collections.abc import Mapping, Sequence

@@ -1,6 +1,5 @@
 """Fields that requests of all APIs share, and what becomes of the others: one that would change the answer and cannot
-be honoured is refused by name, any other is logged and ignored.
-"""
+be honoured is refused by name, any other is logged and ignored."""
 
 import json
 import logging

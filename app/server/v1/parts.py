@@ -1,8 +1,7 @@
 """The parts of an answer's text: reasoning (between <think> tags), content, and tool calls.
 
-Tool calls are read in the forms of the ChatML family of templates: JSON with `name` and `arguments`,
-or <function=...> with <parameter=...>, each between <tool_call> tags. What cannot be read is content.
-"""
+Tool calls are read in the forms of the ChatML family of templates: JSON with `name` and `arguments`, or <function=...>
+with <parameter=...>, each between <tool_call> tags. What cannot be read is content."""
 
 import json
 import re

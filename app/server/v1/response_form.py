@@ -1,7 +1,6 @@
 """How an answer is written in the form of OpenAI's responses: items with parts, each begun, filled and ended by events.
 
-https://platform.openai.com/docs/api-reference/responses-streaming
-"""
+https://platform.openai.com/docs/api-reference/responses-streaming"""
 
 import time
 import uuid

@@ -87,19 +87,11 @@ def facts(answer: Answer) -> dict[str, Any]:
     stats = answer.stats
     if stats is None:
         return {}
+    own = "exact arithmetic closeness distance_kl distance_tokens changed assignments hit_rate ttft_ms".split()
     return {
-        "exact": stats.exact,
-        "arithmetic": stats.arithmetic,
-        "closeness": stats.closeness,
-        "distance_kl": stats.distance_kl,
-        "distance_tokens": stats.distance_tokens,
-        "changed": stats.changed,
-        "assignments": stats.assignments,
-        "hit_rate": stats.hit_rate,
-        "drafted": stats.more.get("drafted", 0),
-        "accepted": stats.more.get("accepted", 0),
+        **{name: getattr(stats, name) for name in own},
+        **{name: stats.more.get(name, 0) for name in ("drafted", "accepted")},
         "tokens_per_second": stats.tok_s,
-        "ttft_ms": stats.ttft_ms,
         "queued_ms": answer.queued_ms,
     }
 

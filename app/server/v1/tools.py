@@ -37,8 +37,7 @@ def offered(
     that the server itself would have to run are left out, and logged. `where` = the field that the messages come from.
 
     Raises ApiError for a tool that is damaged, for a choice of what is not offered, and for tools, or earlier calls in
-    the messages, when the model's template would leave them out.
-    """
+    the messages, when the model's template would leave them out."""
     if any("tool_calls" in one for one in messages):
         _require(host, where)
     kind = choice.get("type") if isinstance(choice, Mapping) else choice

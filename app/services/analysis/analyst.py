@@ -1,6 +1,5 @@
 """Runs one analysis of recorded routing at a time in a thread independent of any browser tab, and stores the
-results.
-"""
+results."""
 
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -47,8 +46,7 @@ class Analysis(Job):
 
 class Analyst(JobOwner[Analysis]):
     """Analyses recorded routing. Methods return at once and may be called from any thread. The last result is kept
-    where an analysis is cancelled.
-    """
+    where an analysis is cancelled."""
 
     kind = Analysis
 
@@ -68,8 +66,7 @@ class Analyst(JobOwner[Analysis]):
 
     def start(self, question: Question) -> Analysis:
         """Start an analysis. Raises BusyError, SettingError or TraceError for problems found at once; later ones are
-        reported in the job.
-        """
+        reported in the job."""
         for name in question.policies:
             variant("eviction", name)
         for name in question.predictors:

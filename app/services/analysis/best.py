@@ -1,8 +1,7 @@
 """What is best here, in one sentence: by how much, and which settings that means.
 
 One is only called best where the difference exceeds its noise (core.engine.quality.interval), and only things measured
-on the same tokens, or on the same questions, are compared.
-"""
+on the same tokens, or on the same questions, are compared."""
 
 import math
 from collections.abc import Mapping, Sequence

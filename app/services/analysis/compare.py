@@ -1,6 +1,5 @@
 """Turns a question and a trace into simulation runs (policies, prefetchers, sizes) in other processes, and collects
-them.
-"""
+them."""
 
 from collections.abc import Callable, Sequence
 from contextlib import suppress

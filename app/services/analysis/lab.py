@@ -21,8 +21,7 @@ from core.simulate.recall import recall
 @dataclass(frozen=True, slots=True)
 class Run:
     """Results of one prefetcher. `problem`: why it could not be run, "" = it was. Bytes and times are per token; None =
-    unknown.
-    """
+    unknown."""
 
     predictor: str
     problem: str = ""

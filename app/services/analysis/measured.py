@@ -19,8 +19,7 @@ MOST = 8.0  # times a copy's own duration; more is not looked for
 @dataclass(frozen=True, slots=True)
 class Pass:
     """One decoded token as timed by the engine. `missed` [layers] = experts that were waited for or copied in that
-    layer.
-    """
+    layer."""
 
     total_ms: float
     stall_ms: float
@@ -45,8 +44,7 @@ def measure(passes: Sequence[Pass], top_k: int, copy_ms: float | None = None) ->
     compute_ms and miss_ms: the line through (misses, time that was not stall). load_ms: the median copy. expert_ms: the
     value for which the clock's stalls sum to the measured ones; where there is none, as several threads copy at once or
     copies wait for one another, load_ms is what a copy adds to a stall instead. Passes that benefited from a prefetch
-    are left out while others exist, and so are those slower than DISTURBED times the median.
-    """
+    are left out while others exist, and so are those slower than DISTURBED times the median."""
     plain = [one for one in passes if not one.prefetched] or list(passes)
     usual = float(np.median([one.total_ms for one in plain])) if plain else 0.0
     plain = [one for one in plain if one.total_ms <= DISTURBED * usual]

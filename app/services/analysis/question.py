@@ -68,8 +68,7 @@ class Question:
 
     def cache(self, routing: Routing, policy: str, slots: int, *, bypass: bool | None = None) -> Config:
         """The cache that the engine would build, with or without `bypass` or as set; for a model of another shape
-        without pins and layer sizes. Raises SettingError.
-        """
+        without pins and layer sizes. Raises SettingError."""
         bypass = self.bypass if bypass is None else bypass
         shape = self.shape
         mine = shape is not None and (shape.layers, shape.experts, shape.top_k) == (

@@ -48,9 +48,8 @@ class RoutingSource:
 
 @dataclass(frozen=True, slots=True)
 class Routing:
-    """A trace in its own file, and what is known about its recording. `link` and the following fields are
-    display text.
-    """
+    """A trace in its own file, and what is known about its recording. `link` and the following fields are display
+    text."""
 
     name: str
     path: str
@@ -77,8 +76,7 @@ def choices(store: Store, load: int | None) -> list[tuple[str, str]]:
 
 def from_file(source: RoutingSource, target: str, limit: int = 0) -> Routing:
     """Read a trace of any supported format; write its last `limit` tokens (0 = all) as a Moestro trace. Raises
-    TraceError.
-    """
+    TraceError."""
     path = named_path(source.path, TraceError)
     trace = open_trace(path, source.experts)
     if not trace.tokens:
@@ -110,8 +108,7 @@ def from_store(store: Store, source: RoutingSource, target: Path, limit: int = 0
     """Write the recorded routing of a load or a chat as a trace; for a chat with several models, that of the last one.
 
     `limit`: the last so many tokens, 0 = all. `lab`: where some were recorded for the lab, those alone, so that all
-    prefetchers are compared on the same tokens. Raises TraceError when there is none.
-    """
+    prefetchers are compared on the same tokens. Raises TraceError when there is none."""
     found = store.traces(*((source.id, None) if source.kind == "chat" else (None, source.id)))
     if not found:
         load = store.steps.loads([source.id]) if source.kind == "load" else []
@@ -216,9 +213,8 @@ def _passes(store: Store, stored: StoredTrace) -> list[Pass]:
     where, values = (" AND chat = ?", (stored.chat,)) if stored.chat is not None else ("", ())
     with store.db.reader() as db:
         rows = db.execute(
-            "SELECT total_ms - record_ms AS total_ms, stall_ms, layer, outcome, transfers FROM steps "
-            f"WHERE layers > 0 AND phase = 'decode' AND tokens = 1 AND load IN ({marks}){where} "
-            "ORDER BY id DESC LIMIT ?",
+            "SELECT total_ms - record_ms AS total_ms, stall_ms, layer, outcome, transfers FROM steps WHERE layers > 0 "
+            f"AND phase = 'decode' AND tokens = 1 AND load IN ({marks}){where} ORDER BY id DESC LIMIT ?",
             (*stored.loads, *values, TIMED),
         )
         return [as_pass(row, stored.layers) for row in rows]

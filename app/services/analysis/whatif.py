@@ -125,8 +125,7 @@ def sizes(
     """Parse budgets into slots summed over all layers, increasing. Raises SettingError.
 
     "25%, 50%, 400": shares of all experts, or numbers of them. "auto": every tenth that can hold one token's experts,
-    and `now`, the current slots. With `bypass` one layer's more are set aside.
-    """
+    and `now`, the current slots. With `bypass` one layer's more are set aside."""
     total, least = layers * experts, top_k * (layers + bypass if scope == "layer" else 1)
     if text.strip().lower() in ("", AUTO):
         found = {total * percent // 100 for percent in range(STEP, 101, STEP)} | {now, total}
@@ -190,9 +189,8 @@ def bounds(results: Sequence[Result], clock: Clock | None, *, bypass: bool = Fal
 
 
 def prefetched(found: TimedResult, blob_bytes: int, plain: Row | None, *, sized: bool = True) -> Row:
-    """Row of a cache with a prefetcher, simulated with experts of `blob_bytes`; `plain` = the same cache
-    without one. `sized`: that is their true size.
-    """
+    """Row of a cache with a prefetcher, simulated with experts of `blob_bytes`; `plain` = the same cache without one.
+    `sized`: that is their true size."""
     config = found.timed.config
     demand, ahead, wasted = (
         (found.per_token(name) or 0.0) / blob_bytes for name in ("demand_bytes", "prefetch_bytes", "wasted_bytes")
@@ -219,8 +217,7 @@ def cliff(points: Sequence[tuple[float, float]]) -> int | None:
     The slope of a segment is hit rate per share. The edge is the point where the slope below exceeds the slope above by
     most; a curve has one only if the segment below is BEND times as steep as the one above and loses at least STEEP of
     hit rate for every tenth of all experts given up. The curve is flat once everything is resident. Below the edge LRU
-    evicts experts just before they are needed again.
-    """
+    evicts experts just before they are needed again."""
     slopes = [(high[1] - low[1]) / (high[0] - low[0]) for low, high in pairwise(points)]
     slopes += [0.0] if points and points[-1][0] >= 1 else []
     bends = [

@@ -32,13 +32,13 @@ def answered(line: Line, body: Mapping[str, Any]) -> dict[str, Any]:
     return {"id": _request(line.id), "custom_id": line.id, "response": response, "error": None}
 
 
-def refused(line: Line, message: str, status: int = 400, error: Mapping[str, Any] | None = None) -> dict[str, Any]:
-    """The record of a prompt without an answer. `error`: the server's own object."""
+def refused(line: Line, message: str, error: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    """The record of a prompt without an answer. `error`: the API's own object."""
     if line.plain:
         return {"id": line.id, "error": message}
     body = {"error": dict(error)} if error else {"error": {"message": message, "type": "invalid_request_error"}}
-    code = str(body["error"].get("code") or body["error"].get("type") or status)
-    response = {"status_code": status, "request_id": None, "body": body}
+    code = str(body["error"].get("code") or body["error"].get("type") or 400)
+    response = {"status_code": 400, "request_id": None, "body": body}
     why = {"code": code, "message": message}
     return {"id": _request(line.id), "custom_id": line.id, "response": response, "error": why}
 

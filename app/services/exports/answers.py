@@ -5,7 +5,7 @@ from typing import Any
 
 import pandas as pd
 
-from app.store.row_checks import quality_of, stats_of
+from app.store.row_checks import FLAG, LATER_STATS, QUALITY, STATS, TEXT, WHOLE, quality_of, stats_of
 from core.settings.param import declared
 from core.settings.sampling import Sampling
 
@@ -47,41 +47,19 @@ DEFINITIONS: dict[str, str] = {
 }
 _SAMPLING = tuple(name for name in declared(Sampling) if name != "max_new_tokens")
 _STATS = (
-    "prompt_tokens",
-    "cached_tokens",
-    "new_tokens",
-    "ttft_ms",
-    "tpot_ms",
-    "hit_rate",
-    "exact",
-    "closeness",
-    "distance_kl",
-    "distance_tokens",
-    "changed",
-    "assignments",
+    *(
+        "prompt_tokens cached_tokens new_tokens ttft_ms tpot_ms hit_rate exact closeness distance_kl distance_tokens "
+        "changed assignments"
+    ).split(),
 )
 _QUALITY = ("scored", "kl", "kl_most", "agreement", "perplexity", "saved_ms", "note")
 
-_WHOLE = (
-    "load",
-    "chat",
-    "answer",
-    "prompt_tokens",
-    "cached_tokens",
-    "new_tokens",
-    "changed",
-    "assignments",
-    "distance_tokens",
-    "scored",
-    "seed",
-    "top_k",
-)
+_KINDS: dict[str, tuple[str, ...]] = {**STATS, **LATER_STATS, **QUALITY}
+_KIND_TYPES: dict[tuple[str, ...], str] = {WHOLE: "Int64", FLAG: "boolean", TEXT: "object"}
 _DTYPES = {
-    **dict.fromkeys(_WHOLE, "Int64"),
-    "exact": "boolean",
+    **{name: _KIND_TYPES.get(_KINDS.get(name, ()), "float64") for name in DEFINITIONS},
+    **dict.fromkeys(("load", "chat", "answer", "seed", "top_k"), "Int64"),
     "state": "object",
-    "arithmetic": "object",
-    "note": "object",
 }
 
 
@@ -95,9 +73,7 @@ def answers(db: sqlite3.Connection, load: int, chat: int | None) -> pd.DataFrame
         (load, *values),
     )
     rows = [_row(load, row) for row in found]
-    return pd.DataFrame(rows, columns=list(DEFINITIONS)).astype(
-        {name: _DTYPES.get(name, "float64") for name in DEFINITIONS}
-    )
+    return pd.DataFrame(rows, columns=list(DEFINITIONS)).astype(_DTYPES)
 
 
 def _row(load: int, row: sqlite3.Row) -> dict[str, Any]:

@@ -45,8 +45,7 @@ def write(
 ) -> Path:
     """Write the export of a chat or of a load to `path`; returns it. An existing file is replaced atomically.
 
-    Raises NothingThere, or ExportError when it cannot be written.
-    """
+    Raises NothingThere, or ExportError when it cannot be written."""
     with (
         fresh(path, "export") as part,
         opener(part) as file,
@@ -155,6 +154,5 @@ def _utc(seconds: float | None) -> str | None:
 
 
 def _is_rounded(load: Load) -> bool:
-    """Whether exact answers of a load may differ in bits from those of the same arithmetic with everything
-    resident."""
+    """Whether exact answers of a load may differ in bits from those of the same arithmetic with everything resident."""
     return not str(load.manifest.get("arithmetic")).startswith("fast") and bool(load.manifest.get("closeness"))

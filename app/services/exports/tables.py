@@ -1,7 +1,6 @@
 """Computes the tables of an export from the stored forward passes: vectorised, in batches, in one pass over the data.
 
-Prefill and decode are never summed together: every table has a phase column.
-"""
+Prefill and decode are never summed together: every table has a phase column."""
 
 import sqlite3
 from collections.abc import Sequence

@@ -1,9 +1,8 @@
 """The last answer of a chat as a timeline in Chrome's trace format: ui.perfetto.dev and chrome://tracing open it.
 
 Passes and copies stand where they happened. Of a pass only sums are recorded of what it spent its time on, so that
-compute, stall and idle stand one after the other within it, and what the host computed at its start.
-Source of the format: "Trace Event Format", the Chromium project.
-"""
+compute, stall and idle stand one after the other within it, and what the host computed at its start. Source of the
+format: "Trace Event Format", the Chromium project."""
 
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -28,8 +27,7 @@ Event = dict[str, Any]
 
 def write(store: Store, path: Path, chat: int) -> Path:
     """Write the timeline, replacing an existing file atomically. Raises NothingThere, ExportError, and StoreError when
-    the records are damaged.
-    """
+    the records are damaged."""
     last = store.db.rows("SELECT answer, load FROM steps WHERE chat = ? ORDER BY id DESC LIMIT 1", chat)
     if not last:
         raise NothingThere(NOTHING)

@@ -18,8 +18,7 @@ DAMAGED = (
 def write(trace: StoredTrace, path: Path) -> Path:
     """Write a trace file, replacing an existing one atomically.
 
-    Raises ExportError when it cannot be written, StoreError when the routing cannot be read.
-    """
+    Raises ExportError when it cannot be written, StoreError when the routing cannot be read."""
     head = TraceHead(
         trace.layers,
         trace.experts,
@@ -41,8 +40,7 @@ def write(trace: StoredTrace, path: Path) -> Path:
 
 def find(store: Store, chat: int | None, load: int | None) -> StoredTrace:
     """The trace of a chat (for the model of `load`, else the last one used) or of a load. Raises NothingThere, and
-    StoreError when its records are damaged.
-    """
+    StoreError when its records are damaged."""
     traces = store.traces(chat, load)
     if load is not None:
         traces = [one for one in traces if load in one.loads]

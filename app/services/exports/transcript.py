@@ -30,8 +30,7 @@ def markdown(store: Store, chat: int) -> str:
 
 def as_json(store: Store, chat: int) -> str:
     """A chat with all its branches and the statistics of its answers, as JSON. `shown` = the ids of the branch that is
-    shown; a message follows its `parent`. Raises NothingThere.
-    """
+    shown; a message follows its `parent`. Raises NothingThere."""
     found, messages = _read(store, chat, tree=True)
     value = {
         "moestro": __version__,

@@ -2,8 +2,7 @@
 layer before, and R_{l+1}(q_{l+1}), given the quasi-hidden state.
 
 Sources: the first is the baseline of Speculating Experts (section 3.3) and of MoEpic (section 3.2), the second the
-former's own prediction (section 3.2).
-"""
+former's own prediction (section 3.2)."""
 
 from collections.abc import Sequence
 

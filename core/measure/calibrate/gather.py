@@ -63,8 +63,7 @@ def calibrate(
     more. Device memory: that of a prompt, and 4 (2 T k + E) H bytes for a chunk of T tokens.
 
     Raises SettingError for unknown parts or when there is nothing to read, ProfileError for a trace of another model or
-    a disk without room for the training data, BusyError, Cancelled.
-    """
+    a disk without room for the training data, BusyError, Cancelled."""
     cancel, wanted, settings = cancel or threading.Event(), set(parts), settings or CalibrationSettings()
     _check_parts(engine, wanted)
     for trace in traces:

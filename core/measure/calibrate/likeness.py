@@ -20,8 +20,7 @@ class Likeness:
     of that layer's sample.
 
     Host memory, N tokens of width H: L * N * H numbers of the model's dtype, and the outputs of one layer's E experts,
-    2 * E * N * H bytes. Device memory: that of a pass, and 8 * T * k * H bytes for chunks of T tokens.
-    """
+    2 * E * N * H bytes. Device memory: that of a pass, and 8 * T * k * H bytes for chunks of T tokens."""
 
     def __init__(self, layers: int, experts: int, hidden: int) -> None:
         self._draw = Draw(max(8, min(TOKENS, OUTPUTS_BYTES // (2 * experts * hidden))))

@@ -13,8 +13,7 @@ class MapCollection:
     """At most `capacity` maps. When full, a new map replaces the old one that it makes most redundant, that with the
     largest RDY = d/L * cos(embeddings) + (L-d)/L * cos(maps).
 
-    Memory: 4 * capacity * (L * E + H) bytes, and for n new ones at a time 4 * n * (L * E + H + capacity + n).
-    """
+    Memory: 4 * capacity * (L * E + H) bytes, and for n new ones at a time 4 * n * (L * E + H + capacity + n)."""
 
     def __init__(
         self, layers: int, experts: int, hidden: int, capacity: int = CAPACITY, distance: int = DISTANCE

@@ -1,7 +1,6 @@
 """The routing-path predictor's training data (X, Y, R): texts with the experts of all their tokens, on disk meanwhile.
 
-Source: ExpertFlow section 3.1.2, where X is given to the model, Y is what it writes, and R the experts of both.
-"""
+Source: ExpertFlow section 3.1.2, where X is given to the model, Y is what it writes, and R the experts of both."""
 
 import heapq
 import shutil
@@ -37,8 +36,7 @@ class Paths:
 
     The experts are in a file without a name, which the system removes when it is closed or the process dies: L k bytes
     a token, twice that for models with more than 256 experts per layer. Of n tokens added, about tokens * (1 + log(n /
-    tokens)) are written. Memory: 4 bytes a token; what is read of the file is the system's cache of it.
-    """
+    tokens)) are written. Memory: 4 bytes a token; what is read of the file is the system's cache of it."""
 
     def __init__(self, layers: int, experts: int, top_k: int, tokens: int, folder: Path | None = None) -> None:
         """`folder`: on the disk to use; None = the system's folder for temporary files. Raises ProfileError when it has

@@ -1,7 +1,6 @@
 """Training data on disk: records in a temporary file, read back in shuffled minibatches within bounded memory.
 
-The file is gone with its handle: the system removes it when it is closed, and when the process dies.
-"""
+The file is gone with its handle: the system removes it when it is closed, and when the process dies."""
 
 import tempfile
 from collections.abc import Callable, Iterator
@@ -26,9 +25,8 @@ router's distribution, and whatever its inputs are made of."""
 class StateFile:
     """A file of training examples (`core.policy.predict.nets.estimator.Examples`).
 
-    `inputs` makes the network's inputs [n, H], of a 16-bit float dtype, of records [n]. Memory: POOL_BYTES, one block,
-    and what `inputs` takes for a block, while minibatches are read; else nothing.
-    """
+    `inputs` makes the network's inputs [n, H], of a 16-bit float dtype, of records [n]. Memory: twice POOL_BYTES, one
+    block, and what `inputs` takes for a block, while minibatches are read; else nothing."""
 
     def __init__(
         self, layout: np.dtype[Any], inputs: Callable[[Records], torch.Tensor], folder: Path | None = None
@@ -58,15 +56,15 @@ class StateFile:
         records are drawn at random from POOL_BYTES of blocks at a time, so that the disk is read in large pieces."""
         pooled = max(1, POOL_BYTES // (self._block * self._layout.itemsize))
         order = torch.randperm(-(-self.count // self._block), generator=generator)
-        pool: _Pool | None = None
+        left: list[Batch] = []  # fewer than `size`
         for at in range(0, len(order), pooled):
-            for block in order[at : at + pooled].tolist():
-                layer, inputs, probs = self._read(block)
-                if pool is None:
-                    pool = _Pool(min(self.count, pooled * self._block + size), inputs, probs)
-                pool.add(layer, inputs, probs)
-            assert pool is not None
-            yield from pool.drawn(size, generator, everything=at + pooled >= len(order))
+            blocks = map(self._read, order[at : at + pooled].tolist())
+            pool = Batch(*map(torch.cat, zip(*left, *blocks, strict=True)))
+            mixed = torch.randperm(len(pool.layer), generator=generator)
+            end = len(mixed) if at + pooled >= len(order) else len(mixed) // size * size
+            for rows in mixed[:end].split(size):
+                yield Batch(pool.layer[rows], pool.inputs[rows].float(), pool.probs[rows].float())
+            left = [Batch(*(values[mixed[end:]] for values in pool))]
 
     def close(self) -> None:
         """Close the file, which removes it."""
@@ -78,31 +76,6 @@ class StateFile:
         records = np.frombuffer(self._file.read(number * self._layout.itemsize), self._layout)
         layer = torch.from_numpy(records["layer"].astype(np.int64))
         return Batch(layer, self._inputs(records), torch.from_numpy(records["probs"].copy()))
-
-
-class _Pool:
-    """Room for `rows` examples, which are drawn from it at random."""
-
-    def __init__(self, rows: int, inputs: torch.Tensor, probs: torch.Tensor) -> None:
-        self._layer = torch.empty(rows, dtype=torch.int16)
-        self._inputs, self._probs = (torch.empty(rows, one.shape[1], dtype=one.dtype) for one in (inputs, probs))
-        self._filled = 0
-
-    def add(self, layer: torch.Tensor, inputs: torch.Tensor, probs: torch.Tensor) -> None:
-        here = slice(self._filled, self._filled + len(layer))
-        self._layer[here], self._inputs[here], self._probs[here] = layer, inputs, probs
-        self._filled += len(layer)
-
-    def drawn(self, size: int, generator: torch.Generator, *, everything: bool) -> Iterator[Batch]:
-        """Minibatches until fewer than `size` are left, which stay; with `everything`, these too."""
-        order = torch.randperm(self._filled, generator=generator)
-        end = len(order) if everything else len(order) // size * size
-        for rows in order[:end].split(size):
-            yield Batch(self._layer[rows].long(), self._inputs[rows].float(), self._probs[rows].float())
-        rest = order[end:]
-        left = self._layer[rest], self._inputs[rest], self._probs[rest]
-        self._filled = 0
-        self.add(*left)
 
 
 def _unwritable(error: OSError) -> ProfileError:

@@ -31,8 +31,7 @@ class States:
 
     For the quasi-hidden state the residual stream, the experts and their weights are written: default vectors are known
     only when everything was read (`complete`). States are kept in the model's dtype if it has 16 bits, else as float16.
-    Memory: one layer's inputs of a pass, and a byte a token of all.
-    """
+    Memory: one layer's inputs of a pass, and a byte a token of all."""
 
     def __init__(
         self,

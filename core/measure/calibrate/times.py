@@ -2,8 +2,7 @@
 
 A pass is cut at every router's call and at the end of every layer's experts. Between the two lies a MoE layer; from one
 layer's experts to the next router, norms, attention and a shared expert; the rest is the head: embedding, layers
-without experts, logits.
-"""
+without experts, logits."""
 
 import threading
 import time
@@ -64,8 +63,7 @@ def measure(
     """Times in ms ("att" and "moe" of a layer, "head", "load" of an expert), and their basis. Raises Cancelled.
 
     `tokens`: at least FEWEST_TOKENS, of any text. Experts are fetched before each pass, and the pass counts only if
-    that sufficed; where slots are too few for one pass, stalls are subtracted instead.
-    """
+    that sufficed; where slots are too few for one pass, stalls are subtracted instead."""
     tokens = list(tokens[: min(PROMPT + PASSES + 1, bench.context)])
     start = min(PROMPT, len(tokens) // 2)
     routes = _routes(bench, tokens)

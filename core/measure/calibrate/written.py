@@ -2,8 +2,7 @@
 
 Source: ExpertFlow section 3.1.2: "the MoE model autoregressively generates an output sequence", of a predefined maximum
 length, and the routing paths of input and output are the data. How tokens are chosen is left open there. Here the first
-answer to a prompt is the likeliest one, as a chat's is by default; further ones are drawn at temperature 1.
-"""
+answer to a prompt is the likeliest one, as a chat's is by default; further ones are drawn at temperature 1."""
 
 from collections.abc import Collection, Iterator, Sequence
 from typing import Any

@@ -2,8 +2,7 @@
 
 What A answers greedily to a prompt is the text. Both then read it token by token, in rounds of A, B and B, A in turn,
 so that whatever else the machine does meets both. Each reading begins with the cache as after a load. Guessed tokens
-have no part in it: the tokens are given.
-"""
+have no part in it: the tokens are given."""
 
 import math
 import threading
@@ -115,9 +114,9 @@ class _Reading:
             median(self.first_ms),
             times,
             of.rate("hits", "requests"),
-            (of.requests - of.hits) / of.tokens,
-            of.stall_ms / of.tokens,
-            of.link_bytes / of.tokens,
+            (of.total("requests") - of.total("hits")) / of.tokens,
+            of.total("stall_ms") / of.tokens,
+            of.total("link_bytes") / of.tokens,
             of.rate("changed", "assignments"),
             of.emulated,
         )

@@ -44,8 +44,7 @@ def calibrated(
     meanwhile, as for `calibrate`. None: there was nothing to gather.
 
     Reads at most `limit` tokens, 0 = READ; none of the texts is in `core.measure.evaluate.questions.demo_questions`.
-    Raises BusyError, Cancelled.
-    """
+    Raises BusyError, Cancelled."""
     wanted = missing(engine, modes, engine.settings)
     if not wanted:
         return engine.profile

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any
 
-from core.measure.evaluate.tally import ModeTotals
+from core.measure.evaluate.tally import LOSSY, ModeTotals
 from core.settings.param import Value
 
 if TYPE_CHECKING:  # showing rows needs no torch
@@ -42,6 +42,9 @@ FIGURES: dict[str, tuple[str, str]] = {
     "copy_ms": ("ms per token", "the link was busy; overlaps computing and stalls"),
     "others_cores": ("CPU cores", "that other programs used meanwhile: compare speeds only where it is small"),
 }
+
+MEANS = ("link_bytes", "prefetch_bytes", "compute_ms", "stall_ms", "idle_ms", "copy_ms")  # of a decoded token
+RATES = {"substituted_rate": "changed", **{name: name for name in LOSSY}}  # figure -> what is counted, of assignments
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,6 +116,8 @@ def row(
     (match, match_se), (other, other_se) = rate(seen), rate(unseen)
     perplexity, perplexity_se = perplexity_of(heard)
     tpot_ms = tally.mean("total_ms")
+    counted: dict[str, Any] = {name: tally.mean(name) for name in MEANS}
+    counted |= {name: tally.rate(part, "assignments") for name, part in RATES.items()}
     return EvaluationRow(
         mode,
         title,
@@ -126,25 +131,16 @@ def row(
         perplexity_se=perplexity_se,
         agreement=heard.agreed / heard.tokens if heard.tokens else None,
         kl=heard.kl / heard.tokens if heard.tokens else None,
-        substituted_rate=tally.rate("changed", "assignments"),
-        substituted=tally.rate("substituted", "assignments"),
-        dropped=tally.rate("dropped", "assignments"),
-        predicted=tally.rate("predicted", "assignments"),
+        **counted,
         hit_rate=tally.rate("hits", "requests"),
-        link_bytes=tally.mean("link_bytes"),
-        prefetch_bytes=tally.mean("prefetch_bytes"),
         tok_s=1e3 / tpot_ms if tpot_ms else None,
         tpot_ms=tpot_ms,
         tpot_ms_se=tally.total_ms_se,
-        compute_ms=tally.mean("compute_ms"),
-        stall_ms=tally.mean("stall_ms"),
-        idle_ms=tally.mean("idle_ms"),
-        copy_ms=tally.mean("copy_ms"),
         others_cores=others_cores,
         questions=len(verdicts),
         positions=heard.tokens,
         decoded=tally.tokens,
-        link_bytes_total=tally.link_bytes,
+        link_bytes_total=int(tally.total("link_bytes")),
         emulated=tally.emulated,
         settings=dict(settings),
         blocks={"exact_match": [*map(float, seen)], "unseen_match": [*map(float, unseen)], **heard.blocks()},

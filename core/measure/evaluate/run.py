@@ -1,8 +1,7 @@
 """Evaluation: one loaded model under modes x residencies, on the same questions and the same text.
 
 Every run of questions and every run of the text starts with the cache as after a load, and with predictors without
-history; so a figure does not depend on earlier runs.
-"""
+history; so a figure does not depend on earlier runs."""
 
 import threading
 from collections.abc import Callable, Collection, Iterator, Sequence
@@ -100,8 +99,7 @@ def evaluate(
 
     The engine must have the profile that modes need: a mode that cannot run has a row that says why. The caller must
     have the engine to itself; its settings are restored in any case. Raises BusyError, Cancelled, SettingError for
-    residencies outside (0, 1].
-    """
+    residencies outside (0, 1]."""
     if bad := [share for share in residencies if not 0 < share <= 1]:
         raise SettingError(
             f"A residency of {bad[0]:g} is not possible: it is a share of the experts above 0 and up to 1."

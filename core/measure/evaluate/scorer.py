@@ -2,8 +2,7 @@
 
 The context is read as a prompt; the continuation is decoded token by token, so that residency, misses and their
 handling act as in a chat. Texts are tokenized without special tokens, a context together with its continuation, as the
-harness does for causal models.
-"""
+harness does for causal models."""
 
 import threading
 from collections.abc import Callable, Sequence
@@ -43,8 +42,7 @@ class Scorer:
         """Log-probability in nats of a continuation after a context, and whether greedy decoding would give it.
 
         Trailing spaces of the context count as part of the continuation. Text that is too long is cut at its beginning.
-        Raises ContextError when the continuation alone does not fit, BusyError, Cancelled.
-        """
+        Raises ContextError when the continuation alone does not fit, BusyError, Cancelled."""
         spaces = len(context) - len(context.rstrip())
         if spaces:
             context, continuation = context[:-spaces], context[-spaces:] + continuation

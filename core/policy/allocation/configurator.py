@@ -2,8 +2,7 @@
 least budget for a given speed. Beside it, by the same latency model, the divisions that it is compared with.
 
 The paper leaves open, and this fixes: a layer gives only while it keeps something, and takes only up to all of its
-experts; ties go to the lower layer; the number of moves is bounded.
-"""
+experts; ties go to the lower layer; the number of moves is bounded."""
 
 import math
 from collections import deque
@@ -36,8 +35,7 @@ def plans(
     the layer that loses least to the one that gains most. Each has less exposed time than the one before.
 
     `theta`: one split for all layers instead of each layer's best. 1 plans a cache of whole experts, whose layers have
-    whole slots. `least`: slots that every layer keeps. Raises SettingError when the budget is too small for that.
-    """
+    whole slots. `least`: slots that every layer keeps. Raises SettingError when the budget is too small for that."""
     layers, experts = curves.layers, curves.experts
     budget = min(budget, float(layers * experts))
     if budget < layers * least or budget < 0:
@@ -129,8 +127,7 @@ def least_budget(
     """The plan of the least budget, in whole experts, that a token of `tpot_ms` is predicted for: with one expert less,
     its own plan misses the target. Found by bisection, in at most log2(L E) + 1 plans.
 
-    Raises SettingError when even all experts resident do not suffice.
-    """
+    Raises SettingError when even all experts resident do not suffice."""
 
     def planned(budget: int) -> CachePlan:
         return plan_cache(curves, times, budget, zeta=zeta, theta=theta, least=least)

@@ -21,8 +21,7 @@ class Curves:
 
     `hit` [L, E + 1] = H(C), the share of requests found in a cache of C experts. `chosen` [L, Y] = P(y), how often the
     y-th of the ranking was requested, per token. `cached` [L, E + 1, Y] = PH(y, C), how often the y-th of the ranking
-    was in a cache of C experts, per token. All in [0, 1]; Y may be 0, which is a model without predictions.
-    """
+    was in a cache of C experts, per token. All in [0, 1]; Y may be 0, which is a model without predictions."""
 
     top_k: int
     tokens: int

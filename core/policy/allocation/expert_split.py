@@ -1,9 +1,8 @@
 """MoEpic's latency model (section 3.4.1, equations 5 to 7) and its sub-problem (equations 9 to 11): how many experts a
 layer's share of the budget should hold, and so which part of each, and what then remains to be waited for.
 
-Slots are counted in whole experts, and may be fractions of them. C cached experts in V slots each have their top
-V / C resident, all of it at most. Alternatives are computed side by side: N of them, along the first axis.
-"""
+Slots are counted in whole experts, and may be fractions of them. C cached experts in V slots each have their top V / C
+resident, all of it at most. Alternatives are computed side by side: N of them, along the first axis."""
 
 from __future__ import annotations
 
@@ -67,9 +66,7 @@ def split_layer(
     """The C in [1, E] with the most experts `ready`, the smallest of those, for `slots` [N] and prefetch windows [N].
 
     A given `theta` is kept instead of searched for: then C is what its tops leave room for; 0 caches nothing. Of
-    several, the one with the most experts ready, the first of those.
-    Memory: 8 N E Y bytes a few times.
-    """
+    several, the one with the most experts ready, the first of those. Memory: 8 N E Y bytes a few times."""
     k, experts = curves.top_k, curves.experts
     if theta is None:
         sizes: Ints = np.broadcast_to(np.arange(1, experts + 1), (len(slots), experts))

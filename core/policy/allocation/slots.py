@@ -33,8 +33,7 @@ def waves(wanted: Sequence[int], capacity: int, lacks: Callable[[int], int]) -> 
     One group when all fit. Else residents come first, and then those that lack least, so that nothing is evicted before
     its use: a small group of residents, whose slots are soon there for the first copies, then as many as were computed
     before, while as many are copied. The missing ones come in small groups, so that each is computed and leaves its
-    slot soon after it has landed.
-    """
+    slot soon after it has landed."""
     if len(wanted) <= capacity:
         return [list(wanted)]
     size = max(1, capacity // WAVES)

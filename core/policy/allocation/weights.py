@@ -1,9 +1,8 @@
 """Divides slots among layers when each layer has its own pool: evenly, or by the gain that a profile shows.
 
-Pure functions over arrays [layers, ...], and the registered ways to divide. A way is built once from
-`AllocationInputs` and called for any total: a budget change calls it again. Every division adds up to the given total,
-gives no layer more slots than experts, and none fewer than its `least` as long as there are that many.
-"""
+Pure functions over arrays [layers, ...], and the registered ways to divide. A way is built once from `AllocationInputs`
+and called for any total: a budget change calls it again. Every division adds up to the given total, gives no layer more
+slots than experts, and none fewer than its `least` as long as there are that many."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -35,8 +34,7 @@ class AllocationInputs:
 def gains(counts: npt.NDArray[Any]) -> Floats:
     """[L, E] share of a layer's requests that its 1st, 2nd ... slot serves when it holds the most used experts.
 
-    In a layer that the profile never saw, all experts count alike.
-    """
+    In a layer that the profile never saw, all experts count alike."""
     some = np.where(counts.sum(1, keepdims=True) > 0, counts, 1).astype(np.float64)
     falling: Floats = -np.sort(-some, 1) / some.sum(1, keepdims=True)
     return falling
@@ -52,8 +50,7 @@ def hit_curves(counts: npt.NDArray[Any]) -> Floats:
 def greedy(gained: Floats, slots: int, least: Sequence[int]) -> list[int]:
     """Give slots one by one to the layer with the highest next gain; `gained` [L, E] must not increase along a layer.
 
-    No division has a larger sum of gains. Ties: the layer with fewer slots first, then the earlier one.
-    """
+    No division has a larger sum of gains. Ties: the layer with fewer slots first, then the earlier one."""
     layers, experts = gained.shape
     spare = slots - sum(least)
     if spare < 0:
@@ -70,8 +67,7 @@ class Allocation:
 
     best_l(n) = max over c of best_{l-1}(n - c) + value[l, c]; among sums that differ by less than EVEN per layer, the
     most even division. O(layers^2 experts^2) steps in numpy rows; the table of choices is int16 [L, layers * experts +
-    1].
-    """
+    1]."""
 
     def __init__(self, value: Floats, least: Sequence[int]) -> None:
         layers, experts = value.shape[0], value.shape[1] - 1
@@ -108,10 +104,9 @@ def adapmoe_loads(curves: Floats, recall: npt.NDArray[Any], top_k: int) -> Float
 
     AdapMoE: m of the k experts are missing with hypergeometric probability, all experts being equally likely; while the
     layer before is computed, one of the missing is prefetched, correctly with probability beta. So m - beta of m >= 1
-    remain: k (1 - t / E) - beta (1 - P0), P0 = product over i < k of (t - i) / (E - i), t = slots.
-    Here t = E x the hit rate of a layer's `curves` [L, E + 1], which for equally likely experts equals the slots.
-    Between whole t the probability of m >= 1 is limited to the expected m, as it must be.
-    """
+    remain: k (1 - t / E) - beta (1 - P0), P0 = product over i < k of (t - i) / (E - i), t = slots. Here t = E x the hit
+    rate of a layer's `curves` [L, E + 1], which for equally likely experts equals the slots. Between whole t the
+    probability of m >= 1 is limited to the expected m, as it must be."""
     experts = curves.shape[1] - 1
     beta = np.nan_to_num(np.asarray(recall, np.float64))[:, None]
     alike = experts * curves
@@ -151,9 +146,8 @@ class Uniform(Division):
     "layer_slots",
     "profile",
     title="By use",
-    help="Each slot goes to the layer where the next most used expert "
-    "of a profile answers most requests, so that layers with a few favourites get few slots and layers that use "
-    "all of their experts get many.",
+    help="Each slot goes to the layer where the next most used expert of a profile answers most requests, so that "
+    "layers with a few favourites get few slots and layers that use all of their experts get many.",
     source="marginal gain of the static hit rate",
 )
 class ByUse(Division):

@@ -65,13 +65,12 @@ class RandomScheduler:
     source="ExpertFlow section 3.3",
 )
 class TokenScheduler:
-    """k-means with k = 2 and medoids over the similarity 1 - hamming / (L * E), of clusters of at most `size`; then
-    two sequences change places, those by which the predicted union shrinks most, as long as it does.
+    """k-means with k = 2 and medoids over the similarity 1 - hamming / (L * E), of clusters of at most `size`; then two
+    sequences change places, those by which the predicted union shrinks most, as long as it does.
 
     The best partition seen is where exchanges begin, the order of arrival included: the predicted union never grows.
     Exchanges are ours: k-medoids alone stops at a union of 6 experts in most starts of the paper's figure 4, whose
-    optimum is 4.
-    """
+    optimum is 4."""
 
     def __init__(
         self,

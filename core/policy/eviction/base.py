@@ -2,8 +2,7 @@
 
 One object orders all experts of a model, or of several caches of it in parallel: it does not know how they are divided
 into pools. The engine calls it for one expert at a time, the simulator for one of every layer at once, so every method
-takes a single id or an array of distinct ids and is written once, in numpy indexing that works for both.
-"""
+takes a single id or an array of distinct ids and is written once, in numpy indexing that works for both."""
 
 from collections.abc import Callable, Collection
 from typing import ClassVar
@@ -26,8 +25,7 @@ class ExpertIndex:
     """The experts a policy orders: `copies` caches x layers x experts. id = (copy * layers + layer) * experts + expert.
 
     `layer_of` and `eid` [size] = the layer of an id, and its number within its copy. The arrays of `hints` are
-    attributes by the same names: the same objects, or for several copies, repetitions of their present values.
-    """
+    attributes by the same names: the same objects, or for several copies, repetitions of their present values."""
 
     def __init__(self, layers: int, experts: int, copies: int = 1, hints: Hints | None = None) -> None:
         self.layers, self.experts, self.copies = layers, experts, copies
@@ -56,9 +54,8 @@ class Eviction:
 
     `tick` increases with every request of a pool, `now` counts the tokens of all passes, this one's included, `layer`
     is the one being computed. The cache calls `admitted` when an expert gets a slot, `used` for every request of a
-    resident (if it was missing, after `admitted`), and `left` when it is evicted. All tokens of a pass that
-    choose an expert make one request; a policy that `counts_tokens` gets their number with `chosen` before it.
-    """
+    resident (if it was missing, after `admitted`), and `left` when it is evicted. All tokens of a pass that choose an
+    expert make one request; a policy that `counts_tokens` gets their number with `chosen` before it."""
 
     retains: ClassVar[bool] = True  # False: an expert is evicted as soon as the step that used it is over
     time_dependent: ClassVar[bool] = False  # True: scores also change with time, so `scores` recomputes them

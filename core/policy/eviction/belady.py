@@ -16,8 +16,7 @@ class Belady(Eviction):
     largest set of intervals from one use to the next of which no more than its slots ever overlap (Carlisle and Lloyd
     1995).
 
-    Score: minus the pass of the next use, which `foresee` must provide before each use.
-    """
+    Score: minus the pass of the next use, which `foresee` must provide before each use."""
 
     def __init__(self, expert_index: ExpertIndex) -> None:
         super().__init__(expert_index)

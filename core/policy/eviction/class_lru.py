@@ -28,8 +28,7 @@ class ClassLRU(Eviction):
     is a power of two.
 
     The description is of single tokens: here a prompt's pass is one use of each of its experts, and all of its tokens
-    age the others. An expert that was prefetched and never used has class 0, and its age since it was admitted.
-    """
+    age the others. An expert that was prefetched and never used has class 0, and its age since it was admitted."""
 
     time_dependent: ClassVar[bool] = True
 

@@ -16,9 +16,8 @@ from core.settings.registry import register
     "eviction",
     "lcp",
     title="LCP",
-    help="Uses count, and fade while an expert is unused: its priority is its "
-    "uses x rho^(tokens unused / window), and the smallest is evicted. Every token that chooses an expert is a use. "
-    "Between LFU (rho near 1) and LRU (near 0).",
+    help="Uses count, and fade while an expert is unused: its priority is its uses x rho^(tokens unused / window), and "
+    "the smallest is evicted. Every token that chooses an expert is a use. Between LFU (rho near 1) and LRU (near 0).",
     source="MoEpic section 3.3, equation 4",
 )
 class LCP(Eviction):
@@ -26,8 +25,7 @@ class LCP(Eviction):
     of a prompt counts in both.
 
     Score: log2 P + now / omega x log2(1 / rho). It orders experts at any time as P does, since it omits only a term
-    that all share; and it stays constant while an expert is unused: log2 mu + last use x log2(1 / rho) / omega.
-    """
+    that all share; and it stays constant while an expert is unused: log2 mu + last use x log2(1 / rho) / omega."""
 
     counts_tokens: ClassVar[bool] = True
 

@@ -22,8 +22,7 @@ class LFRU(Eviction):
     """Worth: uses since the start / (1 + tokens since the last one / half-life). Score: worth / half-life, one division
     of whole numbers, so that equal worths are equal.
 
-    Orders change with time: an expert of many uses is overtaken while it is idle. LCP fades exponentially.
-    """
+    Orders change with time: an expert of many uses is overtaken while it is idle. LCP fades exponentially."""
 
     time_dependent: ClassVar[bool] = True
 

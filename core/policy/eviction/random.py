@@ -21,8 +21,7 @@ WORD = 0xFFFFFFFF
 class RandomEviction(Eviction):
     """Score: a hash of the expert, the pass and the layer being computed, independent of the order of calls.
 
-    There is one sequence and no seed to choose another: a control has to repeat, and a trace has draws enough.
-    """
+    There is one sequence and no seed to choose another: a control has to repeat, and a trace has draws enough."""
 
     time_dependent: ClassVar[bool] = True
 

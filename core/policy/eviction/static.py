@@ -12,9 +12,8 @@ PINNED = 1e12  # above any count of a profile
     "eviction",
     "static",
     title="Static top",
-    help="The experts that a profile of this model used most stay, and "
-    "pinned ones before them; what else is fetched shares the slots that are left. Without a profile and pins it "
-    "is LRU.",
+    help="The experts that a profile of this model used most stay, and pinned ones before them; what else is fetched "
+    "shares the slots that are left. Without a profile and pins it is LRU.",
     source="control; profiled placement as in MoE-Infinity and BuddyMoE's baselines",
 )
 class Static(Eviction):

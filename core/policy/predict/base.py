@@ -94,8 +94,7 @@ class View(Protocol):
     """What a predictor can read while layer `layer` is computed; -1: the pass begins, and nothing is routed yet.
 
     Attributes cost nothing. Methods compute only when called; those on states need a predictor with `asks`, and each
-    waits once for the device, unless it returns `Later`.
-    """
+    waits once for the device, unless it returns `Later`."""
 
     layer: int
     layers: int
@@ -114,9 +113,8 @@ class View(Protocol):
     def ask(self, layers: Sequence[int], state: State = "hidden") -> npt.NDArray[np.float64]:
         """[n, E] probability that some token of the pass requests each expert of each of `layers`, if their routers
         were given this layer's router input ("hidden"), or ("default") the quasi-hidden state built from it with
-        default vectors (Speculating Experts section 3.2); "last" is the input of the last token alone, for the
-        token that follows. For one token, the k likeliest are always what that router
-        would choose."""
+        default vectors (Speculating Experts section 3.2); "last" is the input of the last token alone, for the token
+        that follows. For one token, the k likeliest are always what that router would choose."""
 
     def estimate(self, layer: int) -> npt.NDArray[np.float64]:
         """[E] the same by the profile's estimator, which must exist, from the state that it was trained on."""

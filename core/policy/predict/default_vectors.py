@@ -11,9 +11,8 @@ from core.settings.registry import register
     "predictor",
     "default_vectors",
     title="Default vectors",
-    help="The next layer's router is asked on the state "
-    "that this layer's experts leave on average, and its likeliest experts are fetched. Layer 0 takes the "
-    "previous token's experts.",
+    help="The next layer's router is asked on the state that this layer's experts leave on average, and its likeliest "
+    "experts are fetched. Layer 0 takes the previous token's experts.",
     source="Speculating Experts section 3.2, the quasi-hidden state",
 )
 class DefaultVectors(NextLayer):
@@ -22,8 +21,7 @@ class DefaultVectors(NextLayer):
 
     For a layer with a shared expert, D_l holds only the routed experts' part: the shared one's output is not known yet,
     and a profile has no mean of it. For a layer that does more with its experts' output than adding it (a norm after
-    it), or a router that no norm feeds, the router is evaluated on h_l, as in the next-layer gate.
-    """
+    it), or a router that no norm feeds, the router is evaluated on h_l, as in the next-layer gate."""
 
     defaults: ClassVar[bool] = True
     needs: ClassVar[tuple[str, ...]] = ("defaults",)

@@ -12,9 +12,8 @@ from core.settings.registry import register
     "predictor",
     "estimator",
     title="Estimator",
-    help="A small network, trained on this model, tells the next "
-    "layer's experts from this layer's state: the one it was trained on, as its profile says. Layer 0 takes the "
-    "previous token's experts.",
+    help="A small network, trained on this model, tells the next layer's experts from this layer's state: the one it "
+    "was trained on, as its profile says. Layer 0 takes the previous token's experts.",
     source="Speculating Experts section 6.1 and appendix A, Est-PF of section 6.3",
 )
 class Estimated(NextLayer):

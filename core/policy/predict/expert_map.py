@@ -28,9 +28,8 @@ class _Pass(NamedTuple):
     "predictor",
     "expert_map",
     title="Expert maps",
-    help="It remembers what all routers said for earlier "
-    "tokens, searches the one whose embedding, and then whose layers so far, are most like this token's, and "
-    "fetches what that one used next. Searching never holds up a layer.",
+    help="It remembers what all routers said for earlier tokens, searches the one whose embedding, and then whose "
+    "layers so far, are most like this token's, and fetches what that one used next. Searching never holds up a layer.",
     source="FineMoE sections 4.1 to 4.4",
 )
 class ExpertMap(Predictor):
@@ -39,8 +38,7 @@ class ExpertMap(Predictor):
 
     The map of a pass over several tokens is their mean. The search by embedding begins when the pass is announced, and
     every result is used as soon as it arrives (section 4.3), unless its layer has been reached by then. The eviction
-    policy gets the whole map of a layer, also when it comes too late to prefetch by (section 4.5).
-    """
+    policy gets the whole map of a layer, also when it comes too late to prefetch by (section 4.5)."""
 
     priority = staticmethod(lambda score, p, distance: p / distance)  # section 4.5: p / (l - l_now)
     asks: ClassVar[bool] = True

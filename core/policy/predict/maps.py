@@ -22,8 +22,7 @@ class Match(NamedTuple):
 class MapStore:
     """At most `capacity` maps [L, E] with the embeddings [H] they belong to (FineMoE sections 4.1, 4.2 and 4.4).
 
-    4 * capacity * (L * E + H) bytes. Ties go to the lowest place.
-    """
+    4 * capacity * (L * E + H) bytes. Ties go to the lowest place."""
 
     def __init__(self, capacity: int, layers: int, experts: int, hidden: int) -> None:
         self.capacity, self.count = capacity, 0

@@ -1,8 +1,7 @@
 """Numpy inference of ExpertFlow's routing-path predictor: the network of core.policy.predict.nets.path, for several
 requests at a time.
 
-It runs in a worker process that then needs no torch; for one token at a time it is also faster.
-"""
+It runs in a worker process that then needs no torch; for one token at a time it is also faster."""
 
 from __future__ import annotations
 

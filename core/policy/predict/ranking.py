@@ -115,8 +115,7 @@ class Again:
     """Predicts the last token's experts for the next one, and counts how often that is correct.
 
     Score: (chosen again + 1) / (predicted + 2), the rule of succession, the same for all experts of a layer; they keep
-    their router's order.
-    """
+    their router's order."""
 
     def __init__(self) -> None:
         self._last: dict[int, list[int]] = {}

@@ -51,8 +51,7 @@ class RoutingPath(Predictor):
     (ExpertFlow section 3.2): before layer 0, or where the pass did not wait long enough, as soon as the answer is
     there. As each layer is reached, the next `distance` layers are named again, for slots that have come free. A pass
     over several sequences needs what each of them does; what is known of a sequence tells a scheduler which others it
-    fits to (`expected`).
-    """
+    fits to (`expected`)."""
 
     priority = staticmethod(lambda score, p, distance: score - distance)  # layer by layer: scores are at most 1
     asks: ClassVar[bool] = False

@@ -14,9 +14,8 @@ STRIDE = 4  # layers ahead, unless another distance is set
     "predictor",
     "stride",
     title="Stride",
-    help="While a layer is computed, the router a stride ahead is asked "
-    "on the same state, and its likeliest experts are fetched. The first layers take the previous token's "
-    "experts.",
+    help="While a layer is computed, the router a stride ahead is asked on the same state, and its likeliest experts "
+    "are fetched. The first layers take the previous token's experts.",
     source="ProMoE (Song et al. 2024), its stride prefetching; ProMoE trains a network for each layer, here the "
     "model's own router stands in for it",
 )

@@ -24,8 +24,7 @@ class Transitions(Predictor):
     """Score of e: mean over the chosen experts s that were seen before of N[s, e] / N[s]; mean over tokens.
 
     N[s, e] = tokens that chose s in this layer and e `distance` layers later (past the last layer: the next token of
-    the same request), N[s] = tokens that chose s and reached that layer. float32, 4 * L * E * E bytes.
-    """
+    the same request), N[s] = tokens that chose s and reached that layer. float32, 4 * L * E * E bytes."""
 
     def __init__(self, width: Width = 0, floor: Floor = 0.0, distance: Distance = 0) -> None:
         self._width, self._floor, self._distance = width, floor, distance or 1

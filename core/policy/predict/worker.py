@@ -1,8 +1,7 @@
 """Work that a predictor gives to an asynchronous worker, so that no layer waits for it: worker, messages and answers.
 
 Messages and answers are bytes in a format shared by the predictor and its worker, since the worker may run in its own
-process (core.runtime.prediction.worker.process_worker). A replay runs it inline and synchronously.
-"""
+process (core.runtime.prediction.worker.process_worker). A replay runs it inline and synchronously."""
 
 from collections.abc import Mapping
 from typing import Any, NamedTuple, Protocol

@@ -20,8 +20,7 @@ class PrefetchGuard:
     often the last ones did, as an exponential average over the passes so far. A prompt is one pass.
 
     Both are estimates, and a prefetch that was wrong costs a copy besides the resident: hence the margin. While the
-    guard is not `on`, a prefetch may take the slot of the expert that the policy would evict.
-    """
+    guard is not `on`, a prefetch may take the slot of the expert that the policy would evict."""
 
     def __init__(self, experts: int) -> None:
         """`experts` of all layers together, by eid."""

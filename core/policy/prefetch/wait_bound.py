@@ -1,8 +1,7 @@
 """Decides how long a pass may wait for its prediction before it begins: at most as long as that saves.
 
 Source: ExpertFlow section 3.1.1, where the routing paths are known before the computation begins; how long that may
-take is left open there.
-"""
+take is left open there."""
 
 from __future__ import annotations
 
@@ -20,8 +19,7 @@ class WaitBound:
             spared stand for it; while none of the second kind is known, 0 does.
     left  = what the search is expected to take (median a token, times tokens), less the time since it was asked for.
 
-    A pass waits only if left <= saves, and then for at most `saves`, whatever becomes of the search.
-    """
+    A pass waits only if left <= saves, and then for at most `saves`, whatever becomes of the search."""
 
     def __init__(self) -> None:
         self._searches: dict[bool, deque[float]] = {}  # a prompt? -> seconds a token

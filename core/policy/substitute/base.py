@@ -1,14 +1,13 @@
 """The substitute interface: scores for all other experts as a replacement of a selected expert that is missing.
 
-Source: BuddyMoE sections 3.1 to 3.3 and Algorithm 1. Which candidate is taken, and whether
-any may be, is decided identically in `plain` (one token) and `batch` (many), whatever the substitute.
+Source: BuddyMoE sections 3.1 to 3.3 and Algorithm 1. Which candidate is taken, and whether any may be, is decided
+identically in `plain` (one token) and `batch` (many), whatever the substitute.
 
 T tokens of one MoE layer with E experts, k selected. A token's experts are processed in the router's order: who comes
 first claims a candidate first. Algorithm 1 knows no rho. Where it would change more of a token's experts than rho,
 those of least weight are changed (`Gates.rho_order`), and they claim their candidates anew, in the router's order. An
 expert is missing (not on the device, and not being copied), ready (it can be computed at once), or neither: it is being
-copied. The last kind is always waited for, and is never a candidate.
-"""
+copied. The last kind is always waited for, and is never a candidate."""
 
 from __future__ import annotations
 
@@ -83,8 +82,7 @@ class Ask:
 class Gates:
     """Conditions for acting instead of waiting, and the actions. By default only `rho` limits anything.
 
-    `order` = the actions tried for each missing expert: the first that is allowed is taken.
-    """
+    `order` = the actions tried for each missing expert: the first that is allowed is taken."""
 
     tau: float = -1.0  # no change for a token whose TAE <= tau
     temperature: float = 1.0  # of the softmax over the token's selected experts whose entropy is TAE
@@ -121,8 +119,7 @@ class Candidates(Protocol):
     """A source of candidates. `listed` and `column` give the same scores, for one expert and for a whole column.
 
     The highest score wins; ties go to the first candidate. Candidates that are not ready are skipped, and so is the
-    missing expert itself, if it is among them.
-    """
+    missing expert itself, if it is among them."""
 
     reroutes: ClassVar[bool] = False  # True: it makes the whole choice itself, in `reroute`
 

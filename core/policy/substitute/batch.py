@@ -1,7 +1,6 @@
 """Chooses what is computed in place of missing experts, for a whole batch on its device, identically to `plain`.
 
-The only loop is over the k positions, since each choice depends on the earlier ones. It waits for the device once.
-"""
+The only loop is over the k positions, since each choice depends on the earlier ones. It waits for the device once."""
 
 from dataclasses import dataclass
 
@@ -34,8 +33,7 @@ def select(ask: Ask, gates: Gates, scores: Candidates | Tensor | None) -> Chosen
     None = no candidates, so nothing is substituted. A source that reroutes makes the whole choice.
 
     Device memory: about 12 bytes per token and candidate; a substitute has R candidates for an expert (at most E).
-    Raises SettingError when the masks are not of the model's size.
-    """
+    Raises SettingError when the masks are not of the model's size."""
     source = source_of(ask, scores)
     if source is not None and source.reroutes:
         return source.reroute(ask, gates)

@@ -1,8 +1,7 @@
 """Buddy lists from co-activations: which experts can replace which (BuddyMoE sections 3.2 and 3.3, equations 4 to 6).
 
 Two steps, since the first needs the whole matrix and the second depends on settings: `rank` sorts each expert's peers,
-`cut` takes the shortest prefix that covers alpha. Arrays of L layers of E experts, R peers.
-"""
+`cut` takes the shortest prefix that covers alpha. Arrays of L layers of E experts, R peers."""
 
 from typing import Any, NamedTuple
 

@@ -81,8 +81,7 @@ class Buddy(Substitute):
     """Psi(j) = q(j|i) * (1 + eta * zhat_j), zhat = the token's router logits scaled to 0..1 over all experts, for the
     buddies j of i. The paper's third factor, 1 - kappa * hop(j), is 1 on one device and omitted.
 
-    Lists are arrays [L, E, R], 12 bytes per entry on the device; R = the longest list in use.
-    """
+    Lists are arrays [L, E, R], 12 bytes per entry on the device; R = the longest list in use."""
 
     needs: ClassVar[tuple[str, ...]] = ("pairs",)
     together: ClassVar[bool] = True

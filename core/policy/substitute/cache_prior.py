@@ -31,8 +31,7 @@ class CachePrior(Substitute):
     Selected experts that are resident or being copied keep their places, since nothing below them gains more than they
     do; missing ones and resident ones that were not selected compete for the rest, with ties won by missing ones. A
     token that would change more than rho of its experts, or that a gate excludes, stays unchanged. Experts still
-    missing may then be dropped, if the gates' order says so.
-    """
+    missing may then be dropped, if the gates' order says so."""
 
     reroutes: ClassVar[bool] = True
     logits: bool = True

@@ -1,8 +1,7 @@
 """How coverage turns into list lengths: lengths of buddy lists at any alpha, and what lists of limited length still
 cover (BuddyMoE section 3.3, which looks at the distribution of |B(i; alpha)| to verify that lists are compact).
 
-Arrays of L layers of E experts, A coverages. NumPy only.
-"""
+Arrays of L layers of E experts, A coverages. NumPy only."""
 
 from __future__ import annotations
 

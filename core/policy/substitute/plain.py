@@ -1,7 +1,6 @@
 """Chooses what is computed in place of missing experts: Algorithm 1 in plain Python, token by token.
 
-Used for a single decoded token, and as the reference for `batch`. `pick` is the fast version: lists in, lists out.
-"""
+Used for a single decoded token, and as the reference for `batch`. `pick` is the fast version: lists in, lists out."""
 
 from __future__ import annotations
 
@@ -135,8 +134,7 @@ def select(ask: Ask, gates: Gates, scores: Candidates | Tensor | None) -> Chosen
     """The choice for each token, over Python lists. `scores`: a source of candidates, or existing scores [T, k, E];
     None = no candidates, so nothing is substituted. A source that reroutes makes the whole choice.
 
-    Raises SettingError when the masks are not of the model's size.
-    """
+    Raises SettingError when the masks are not of the model's size."""
     import torch
 
     source = source_of(ask, scores)

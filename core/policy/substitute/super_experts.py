@@ -9,8 +9,7 @@ forms massive activations.
 How such layers are told is left open there; the first three quarters of all layers are taken, since the last ones have
 large outputs, too, which take the massive activations away again. The equation and these three quarters are as another
 public implementation has them, and were not checked against the paper's own text. As some expert is above a percentile
-in every model, one more thing is asked, and that is ours: it must stand out from its own layer.
-"""
+in every model, one more thing is asked, and that is ours: it must stand out from its own layer."""
 
 from typing import Any, NamedTuple
 

@@ -1,8 +1,7 @@
 """Moestro's own trace files: written while an answer is computed, readable up to the last complete frame.
 
 Format: a line with the file type, a line of JSON (the head), then frames: a mark, tokens, passes and bytes as
-little-endian numbers, and that many bytes of an `.npz` with the arrays of a Chunk under their names.
-"""
+little-endian numbers, and that many bytes of an `.npz` with the arrays of a Chunk under their names."""
 
 from __future__ import annotations
 

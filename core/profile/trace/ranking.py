@@ -29,8 +29,7 @@ class PassRankings:
     """The rankings of consecutive passes of a model with these layers and experts.
 
     The newest prediction for a layer before its routing was known counts. One made for a layer that was already reached
-    is for the next pass, unless that is forgotten.
-    """
+    is for the next pass, unless that is forgotten."""
 
     def __init__(self, layers: int, experts: int) -> None:
         self._left: Ranking = np.full((layers, experts), NONE, np.int16)  # for the first of the next passes

@@ -1,8 +1,7 @@
 """A network that predicts the next layer's routing from this layer's states (Speculating Experts, appendix A).
 
 Linear to a small width, plus a learned embedding of the layer, two linear layers with a SiLU between them and a
-residual around them, LayerNorm, and a head as wide as there are experts. One network serves all layers.
-"""
+residual around them, LayerNorm, and a head as wide as there are experts. One network serves all layers."""
 
 import threading
 from collections.abc import Iterator, Mapping
@@ -86,8 +85,7 @@ def train(
     """Train on `examples`, whose inputs are of the kind that `quasi` says. Loss: KL of the true distribution from the
     predicted one. `epochs` = 0: as many as make STEPS steps, between 1 and MOST_EPOCHS.
 
-    Deterministic for the same data and seed. None when cancelled. Raises ValueError when there are no examples.
-    """
+    Deterministic for the same data and seed. None when cancelled. Raises ValueError when there are no examples."""
     if not examples.count:
         raise ValueError("there are no states to learn from")
     each = -(-examples.count // batch)

@@ -4,8 +4,7 @@ A small T5: the encoder reads the prompt, the decoder the tokens that the model 
 each expert's probability of being used by that token. Choices that the paper leaves open: two blocks on either side
 with four heads of 64, which with T5's vocabulary are the paper's 7.2 MB; and, for decoder-only models, the decoder
 reads the prompt's tokens too. Positions are relative, so that a window over the last `WINDOW` tokens can move on
-without limit.
-"""
+without limit."""
 
 import threading
 from collections.abc import Mapping, Sequence
@@ -131,8 +130,7 @@ def train(
     `epochs` = 0: as many as make STEPS steps, between EPOCHS and MOST. `state`: from which a cancelled or interrupted
     training of the same data continues.
 
-    Deterministic for the same data and seed. None when cancelled. Raises ValueError when there are no tokens.
-    """
+    Deterministic for the same data and seed. None when cancelled. Raises ValueError when there are no tokens."""
     pieces = [
         Passage(one.prompt[-WINDOW:], one.ids[at : at + WINDOW], one.routes[at : at + WINDOW])
         for one in data

@@ -1,7 +1,6 @@
 """The parts of a T5 (Raffel et al. 2020): attention with relative positions and no scaling, RMSNorm ahead of each part.
 
-Implemented here because a decoder step takes a few hundred microseconds, too little for a general model's overhead.
-"""
+Implemented here because a decoder step takes a few hundred microseconds, too little for a general model's overhead."""
 
 import math
 from typing import NamedTuple

@@ -47,8 +47,7 @@ def descend(
     the optimizer's moments of every SAVED steps, and of the step that a cancel came after, so that a later call with
     the same arguments continues there; dropped at the end.
 
-    Returns the mean loss of the last tenth, or None when cancelled. Leaves the net in eval mode, without gradients.
-    """
+    Returns the mean loss of the last tenth, or None when cancelled. Leaves the net in eval mode, without gradients."""
     optimizer = torch.optim.AdamW(net.parameters(), lr=rate, weight_decay=DECAY)
     kept = None if state is None else state.read()
     first = 0 if kept is None else _restored(kept, net, optimizer)

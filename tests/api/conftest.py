@@ -18,8 +18,6 @@ HOME = "http://127.0.0.1:7860"
 
 
 class SayingEngine(QuickEngine):
-    """Says `words` once, and keeps what it was asked."""
-
     says_once = True
     asked: list[tuple[Any, Sampling]]
 
@@ -29,7 +27,6 @@ class SayingEngine(QuickEngine):
 
 
 def saying(text: str, **more: Any) -> type[SayingEngine]:
-    """An engine that says this in pieces of three characters."""
     words = tuple(text[at : at + 3] for at in range(0, len(text), 3))
     return type("Saying", (SayingEngine,), {"words": words, "asked": [], **more})
 

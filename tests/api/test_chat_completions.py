@@ -118,9 +118,7 @@ def test_fields_of_sampling_reach_the_engine(start: Start) -> None:
         ),
     ],
 )
-def test_what_cannot_be_honoured_is_refused_by_name(
-    refusing: Refusing, change: dict[str, Any], told: str, param: str | None
-) -> None:
+def test_what_is_refused_is_named(refusing: Refusing, change: dict[str, Any], told: str, param: str | None) -> None:
     client, engine = refusing
     reply = client.post(COMPLETE, json={**ask(), **change})
     error = reply.json()["error"]
@@ -285,9 +283,7 @@ def test_an_answer_says_whether_it_is_exact(start: Start) -> None:
         (RuntimeError("secret"), 500, "server_error", None),
     ],
 )
-def test_an_answer_that_fails_says_whose_fault_it_is(
-    start: Start, error: Exception, status: int, kind: str, code: str | None
-) -> None:
+def test_a_failure_says_whose_it_is(start: Start, error: Exception, status: int, kind: str, code: str | None) -> None:
     def fail(*_: Any, **__: Any) -> Any:
         raise error
 

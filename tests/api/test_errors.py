@@ -71,9 +71,7 @@ DEEP = b'{"messages": ' + b"[" * 200 + b"]" * 200 + b"}"
         ({"json": {"messages": HELLO}, "headers": {"host": "evil.example"}}, 400, "invalid_request_error"),
     ],
 )
-def test_every_error_of_messages_is_in_anthropic_s_form(
-    client: TestClient, path: str, sent: dict[str, Any], status: int, kind: str
-) -> None:
+def test_errors_of_messages(client: TestClient, path: str, sent: dict[str, Any], status: int, kind: str) -> None:
     refused(client.post(path, **sent), status, kind)
 
 
@@ -126,9 +124,6 @@ def test_a_body_that_is_no_json_is_refused_with_the_place(client: TestClient, pa
     assert client.post(f"/v1/{path}", json=[]).json()["error"]["message"] == "The body: Give an object."
 
 
-# -- JSON schemas ------------------------------------------------------------------------------------------------------
-
-
 def form_of(path: str, schema: Any) -> tuple[dict[str, Any], str]:
     """A request for an answer of a JSON schema, and the name of its field."""
     flat = {"type": "json_schema", "name": "x", "schema": schema}
@@ -154,9 +149,7 @@ def form_of(path: str, schema: Any) -> tuple[dict[str, Any], str]:
         ({"type": "string", "pattern": "(?=a)"}, "look-around"),
     ],
 )
-def test_a_schema_that_cannot_be_kept_to_is_refused_before_an_answer(
-    client: TestClient, path: str, schema: Any, reason: str, stream: bool
-) -> None:
+def test_a_schema_that_cannot_be_kept_to(client: TestClient, path: str, schema: Any, reason: str, stream: bool) -> None:
     pytest.importorskip("llguidance", reason="the package llguidance is not installed")
     body, field = form_of(path, schema)
     reply = client.post(f"/v1/{path}", json={**body, "stream": stream})
@@ -164,9 +157,6 @@ def test_a_schema_that_cannot_be_kept_to_is_refused_before_an_answer(
     assert (reply.status_code, error["param"], error["type"]) == (400, field, "invalid_request_error")
     assert error["message"].startswith(f"{field}: The answer cannot keep to this JSON schema: ")
     assert reason in error["message"]
-
-
-# -- names of models ---------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -210,9 +200,7 @@ def test_models_have_names_and_no_paths(client: TestClient, folders: Callable[[o
     assert folders(f"{tmp_path}/b/Qwen3-30B/") == other, "however it is written"
 
 
-def test_a_model_of_the_hub_has_its_name_there(
-    client: TestClient, folders: Callable[[object], str], tmp_path: Path
-) -> None:
+def test_models_of_the_hub_have_names(client: TestClient, folders: Callable[[object], str], tmp_path: Path) -> None:
     name = folders(tmp_path / "models--Qwen--Qwen3-30B" / "snapshots" / "abc")
     assert name.startswith("Qwen/Qwen3-30B@")
     for known in (name, "Qwen/Qwen3-30B", "Qwen3-30B"):

@@ -19,9 +19,6 @@ def types(told: list[tuple[str, Any]]) -> list[str]:
     return [name for name, _ in told]
 
 
-# -- completions -------------------------------------------------------------------------------------------------------
-
-
 def test_a_text_is_continued_without_a_template(start: Start) -> None:
     client, _, engine = start(f"{THOUGHT} goes on")
     asked = {"prompt": ["def f():"], "max_tokens": 50, "stop": "on", "logprobs": 1, "seed": 3}
@@ -38,8 +35,6 @@ def test_a_text_is_continued_without_a_template(start: Start) -> None:
     assert lines[-2][1]["usage"]["completion_tokens"] > 5
     assert lines[-1] == ("", "[DONE]")
 
-
-# -- Anthropic's messages ----------------------------------------------------------------------------------------------
 
 MESSAGE: dict[str, Any] = {
     "model": "demo",
@@ -130,9 +125,6 @@ def test_the_tokens_of_a_message_are_counted_without_an_answer(start: Start) -> 
     client, _, engine = start()
     assert client.post("/v1/messages/count_tokens", json=MESSAGE).json() == {"input_tokens": 9}
     assert not engine.asked
-
-
-# -- OpenAI's responses ------------------------------------------------------------------------------------------------
 
 
 def test_a_response_is_the_same_chat(start: Start) -> None:
@@ -235,7 +227,7 @@ REFUSED: dict[str, tuple[dict[str, Any], list[tuple[dict[str, Any], str]]]] = { 
 
 
 @pytest.mark.parametrize("path", REFUSED)
-def test_what_cannot_be_honoured_is_refused_by_name(refusing: Refusing, path: str) -> None:
+def test_what_is_refused_is_named(refusing: Refusing, path: str) -> None:
     client, engine = refusing
     plain, changes = REFUSED[path]
     for change, param in changes:
@@ -267,9 +259,6 @@ def test_a_schema_reaches_the_engine_in_every_form(start: Start) -> None:
     assert json.loads(engine.asked[-1][1].schema) == {"type": "object"}
 
 
-# -- models and the rest -----------------------------------------------------------------------------------------------
-
-
 def test_models_tell_how_long_a_context_they_have(start: Start) -> None:
     client, host, _ = start()
     [listed] = client.get("/v1/models").json()["data"]
@@ -288,8 +277,6 @@ def test_embeddings_are_refused_plainly(start: Start) -> None:
 
 
 def test_a_response_that_fails_in_a_stream_is_an_event(start: Start) -> None:
-    """As of messages in test_errors.py."""
-
     def fail(*_: Any, **__: Any) -> Any:
         raise RuntimeError("inside")
 

@@ -33,7 +33,6 @@ FORMS = ("/v1/chat/completions", "/v1/messages", "/v1/responses")
 
 
 def ask(text: str, stream: bool) -> dict[str, Any]:
-    """A request that every form takes."""
     return {"messages": [{"role": "user", "content": text}], "input": text, "stream": stream}
 
 
@@ -91,9 +90,7 @@ def test_a_message_says_how_long_its_prompt_is_while_it_is_read(port: int, busy_
     eventually(lambda: not busy_host.busy)
 
 
-def test_a_silent_stream_is_kept_alive(
-    tmp_path: Path, gated_engine: type[GatedEngine], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_silence_is_filled(tmp_path: Path, gated_engine: type[GatedEngine], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(reply, "KEEP_ALIVE_S", 0.01)
     host = open_host(tmp_path, gated_engine)
     with serving(build_app(host)) as port:

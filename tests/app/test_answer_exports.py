@@ -24,9 +24,7 @@ from tests.app.records import SHAPE, a_step
 from tests.app.test_export import read
 
 
-def test_a_model_that_is_exact_up_to_rounding_is_not_called_exact(
-    host: Host, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_exact_up_to_rounding_is_not_called_exact(host: Host, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert host_state(host)["closeness"] == 0.0
     monkeypatch.setattr(QuickEngine, "closeness", 1e-6)
     assert host.loader.load(host.loader.plan("demo")).join(WAIT_S)
@@ -36,9 +34,7 @@ def test_a_model_that_is_exact_up_to_rounding_is_not_called_exact(
     assert tables["answers"][["exact", "closeness"]].to_numpy().tolist() == [[True, 1e-6]]
 
 
-def test_the_fast_arithmetic_is_exact_and_named_with_its_distance(
-    host: Host, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_fast_arithmetic_has_its_distance(host: Host, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """In what the page polls, in the manifest and beside every answer; answers of earlier versions are the
     reference's."""
     old = asked(host, None, "Which?")

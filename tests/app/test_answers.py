@@ -83,7 +83,7 @@ def remembering(tmp_path: Path) -> Host:
     return open_host(tmp_path, Remembering)
 
 
-def test_what_was_reused_is_told_while_it_is_read_under_the_answer_in_the_export_and_by_the_api(
+def test_what_was_reused_is_told_wherever_it_shows(
     remembering: Host,
 ) -> None:
     answer = ended(remembering.chats.ask(None, "one two three"))

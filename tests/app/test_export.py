@@ -234,9 +234,7 @@ class FullDisk(io.FileIO):
         return super().write(data)
 
 
-def test_a_full_disk_or_no_folder_is_told_and_leaves_no_half_file(
-    two_chats: tuple[Host, int, int], tmp_path: Path
-) -> None:
+def test_a_full_disk_or_no_folder_is_told_and_leaves_nothing(two_chats: tuple[Host, int, int], tmp_path: Path) -> None:
     host, chat, _ = two_chats
     path = tmp_path / "out" / "chat.zip"
     path.parent.mkdir()

@@ -120,9 +120,7 @@ def test_a_prompt_longer_than_the_context_changes_nothing(tmp_path: Path) -> Non
     assert texts(host, chat)[0][:2] == ("user", "still short")
 
 
-def test_stop_keeps_what_was_written_and_takes_back_what_was_not_begun(
-    gated_host: Host, gated: type[GatedEngine]
-) -> None:
+def test_stop_keeps_what_was_written_and_undoes_what_was_not_begun(gated_host: Host, gated: type[GatedEngine]) -> None:
     first, second = gated_host.chats.ask(None, "one"), gated_host.chats.ask(None, "two")
     assert first.chat_id is not None
     assert second.chat_id is not None

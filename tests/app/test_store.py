@@ -154,7 +154,6 @@ def test_the_routing_of_the_latest_answers_is_remembered_for_the_forecast(store:
 
 
 def test_a_shape_of_an_older_version_is_read() -> None:
-    """It was stored before text-to-text models had layers of an encoder."""
     stored = {"layers": 6, "experts": 32, "top_k": 4, "hidden": 192, "expert_bytes": 1000}
     assert shape_of(json.dumps(stored)) == ModelShape(**stored)
     with pytest.raises(InvalidRow):

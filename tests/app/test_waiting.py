@@ -51,9 +51,7 @@ def test_an_answer_ends_within_a_step_when_its_client_leaves(
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_an_answer_leaves_the_queue_when_its_client_leaves(
-    port: int, busy_host: Host, endless: type[EndlessEngine], stream: bool
-) -> None:
+def test_the_queue_drops_who_leaves(port: int, busy_host: Host, endless: type[EndlessEngine], stream: bool) -> None:
     first = busy_host.chats.complete([{"role": "user", "content": "talk for ever"}], busy_host.chats.sampling)
     assert endless.talking.wait(WAIT_S)
     client = post(port, ask("read for ever", stream=stream))

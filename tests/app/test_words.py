@@ -130,7 +130,6 @@ def test_what_is_not_loaded_is_said() -> None:
 
 @pytest.fixture
 def chat(store: Store) -> tuple[Store, int]:
-    """A question with two answers, of which the first is shown again."""
     number, answer = store.chats.begin(None, "What is *a* cache?", "demo", system="Be brief.")
     store.chats.append(answer, 0, "<think>\nHm.\n</think>\n\nA store:\n\n```python\nx = 1")
     store.chats.finish(answer, "stopped", {**STATS, "tok_s": float("nan")})

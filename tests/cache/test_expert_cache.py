@@ -99,9 +99,7 @@ def test_a_fresh_cache_is_filled_and_used_experts_stay(scope: str) -> None:
 
 
 @given(st.sets(st.integers(0, 30), min_size=1), st.sets(st.integers(0, 30)), st.integers(1, 40))
-def test_as_many_are_leased_ahead_as_fit_and_nothing_is_fetched_twice(
-    wanted: set[int], resident: set[int], room: int
-) -> None:
+def test_as_many_are_leased_ahead_as_fit_none_fetched_twice(wanted: set[int], resident: set[int], room: int) -> None:
     resident = set(sorted(resident)[:room])
     here, leased = set(resident), list[int]()
     fetched, computed, looked = list[int](), list[int](), list[int]()

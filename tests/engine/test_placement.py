@@ -195,9 +195,7 @@ def test_bypass_acts_live_within_the_budget_and_changes_no_answer(engine: Engine
 
 
 @pytest.mark.long(0.1)
-def test_what_is_prefetched_beside_the_cache_displaces_nobody_and_changes_no_answer(
-    engine: Engine, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_prefetches_beside_displace_none_and_change_no_answer(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     engine.change({"eviction": "lfu", "budget": "30%", "predictor": "all_next", "bypass": True})
     answer, link, submit = said(engine, 24), engine.transfers, engine.transfers.submit
     refill(engine)
@@ -289,7 +287,6 @@ def test_the_simulator_agrees_request_by_request(engine: Engine, change: dict[st
 
 
 def refill(engine: Engine) -> None:
-    """The cache as it is after a load with these settings."""
     cache = engine.expert_cache
     cache.core.evict_all()
     cache.reshape(make_policy=cache.make_policy)

@@ -22,7 +22,6 @@ NEXT = [70, 71, 72, 73, 74]
 
 
 def ask(engine: Engine, ids: Sequence[int], count: int = 5, *, reuse: bool = True) -> tuple[list[int], list[Piece]]:
-    """(the text after it, its pieces)."""
     engine.prompt.ends = set()
     pieces = list(engine.generate(Ids(ids), Sampling(max_new_tokens=count, temperature=0.0), reuse=reuse))
     return [*ids, *(piece.token for piece in pieces if piece.token is not None)], pieces

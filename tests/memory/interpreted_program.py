@@ -2,8 +2,6 @@
 fast arithmetic, whose kernels Triton's interpreter runs, against the same models on this CPU, as {case: how many logits
 differ}. tests/gpu/test_fast.py has a real GPU compute them."""
 
-from __future__ import annotations
-
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
@@ -164,7 +162,6 @@ def otherwise(arch: str, how: str, **more: int) -> dict[str, int]:
 
 
 def counted(patch: pytest.MonkeyPatch, kind: type, name: str) -> list[str]:
-    """Gets the name of a method at each call."""
     calls, method = list[str](), getattr(kind, name)
 
     def call(*given: Any) -> Any:
@@ -214,7 +211,6 @@ def load(
 
 
 def logits(engine: Engine, cuts: Sequence[Cut]) -> torch.Tensor:
-    """[rows, V] of a text read in pieces: of all rows of each."""
     wiring, at, rows = engine.wiring, 0, []
     kv, pipeline = wiring.pool.take(CONTEXT), wiring.answering
     assert kv is not None

@@ -25,7 +25,6 @@ counted = arrays(np.int64, (LAYERS, EXPERTS), elements=st.integers(0, 50))
 
 
 def divisions(slots: int, least: Sequence[int], experts: int = EXPERTS) -> list[tuple[int, ...]]:
-    """Every way to give that many slots to the layers."""
     return [sizes for sizes in product(*(range(low, experts + 1) for low in least)) if sum(sizes) == slots]
 
 
@@ -166,7 +165,6 @@ L, E = 8, 64  # of which the first six layers are looked at
 
 
 def ordinary(seed: int = 0) -> npt.NDArray[np.float32]:
-    """Largest outputs that differ by a factor of two at most."""
     return np.random.default_rng(seed).uniform(1, 2, (L, E)).astype(np.float32)
 
 

@@ -139,9 +139,7 @@ def test_what_waits_for_no_copies_is_not_tried_with_prefetching() -> None:
 
 
 @pytest.mark.parametrize(("predict_ms", "leaves"), [(1.0, False), (3.0, True)])
-def test_what_takes_longer_to_predict_than_copies_are_waited_for_is_left_after_three_tokens(
-    predict_ms: float, leaves: bool
-) -> None:
+def test_what_takes_longer_than_copies_are_waited_for_is_left_soon(predict_ms: float, leaves: bool) -> None:
     """Between 1 and 2 ms of a token's 10 are waited."""
     one, said = throttle()
     draw, with_it = random.Random(3), 0

@@ -25,7 +25,6 @@ L, E, K, H, N = 3, 8, 2, 16, 5
 
 
 def whole(seed: int = 0) -> Profile:
-    """Every part, of random numbers."""
     rng = np.random.default_rng(seed)
 
     def some(*shape: int, dtype: str = "float32") -> Any:
@@ -223,9 +222,7 @@ def test_a_later_version_and_wrong_shapes_are_refused(tmp_path: Path) -> None:
         ({}, {"map_keys": np.ones((N + 1, H), np.float16)}, "equally many"),
     ],
 )
-def test_what_calibrating_cannot_have_measured_is_refused(
-    tmp_path: Path, said: dict[str, Any], arrays: dict[str, Any], why: str
-) -> None:
+def test_impossible_values_are_refused(tmp_path: Path, said: dict[str, Any], arrays: dict[str, Any], why: str) -> None:
     save(whole(), tmp_path / "p")
     rewritten(tmp_path / "p", said, arrays)
     with pytest.raises(ProfileError, match=why) as error:

@@ -57,9 +57,7 @@ def test_experts_are_resident_when_a_pass_is_timed(settings: dict[str, object], 
 
 
 @pytest.mark.parametrize("settings", layered([{}, {"eviction": "none"}], quick=bool))
-def test_a_token_computed_alone_is_routed_otherwise_than_in_the_prompt(
-    settings: dict[str, object], make_engine: MakeEngine
-) -> None:
+def test_a_token_alone_is_routed_otherwise(settings: dict[str, object], make_engine: MakeEngine) -> None:
     """The slots of a layer are for a token's four experts: one that no pass before this one chose fits as well."""
     engine = make_engine(settings={"budget": "50%", **settings})
 

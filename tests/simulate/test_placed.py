@@ -26,7 +26,6 @@ LAYERS, EXPERTS, K, SLOTS = 3, 16, 2, 24
 
 @pytest.fixture
 def trace() -> ArrayTrace:
-    """One layer with few favourites, one with some, one with none."""
     random = np.random.default_rng(0)
     liked = random.permuted(np.arange(EXPERTS))[None] * np.array([[2.0], [0.4], [0.0]])
     return ArrayTrace(np.argsort(-(liked + random.gumbel(size=(400, LAYERS, EXPERTS))), 2)[..., :K], EXPERTS)
@@ -111,9 +110,6 @@ def test_the_timed_simulator_hits_alike(trace: ArrayTrace, asked: dict[str, Any]
     (plain,) = simulate(trace, [one])
     (clocked,) = timed(trace, [TimedConfig(one)], Clock(compute_ms=5.0, load_ms=0.5, expert_ms=0.1), 1000, processes=1)
     assert clocked.hit_rate == pytest.approx(plain.hit_rate)
-
-
-# -- predicted milliseconds per token beside measured ones -------------------------------------------------------------
 
 
 TRIES = 6  # on a machine that is busy with other things

@@ -82,7 +82,6 @@ def replayed(engine: Engine, path: Path, link: Any, load_s: float) -> tuple[Even
 
 
 def compare(engine: Engine, settings: dict[str, object], real: Any, virtual: Any, load_s: float, path: Path) -> Events:
-    """Both, which must be the same; what happened."""
     events, steps = lived(engine, settings, real, path)
     again, counts = replayed(engine, path, virtual, load_s)
     assert len(events) == len(again)
@@ -92,7 +91,6 @@ def compare(engine: Engine, settings: dict[str, object], real: Any, virtual: Any
 
 
 def met(events: Events) -> set[str]:
-    """Outcomes and kinds of copies that occurred."""
     return {
         word
         for event in events
@@ -145,9 +143,7 @@ QUICK: list[dict[str, object]] = [
     ),
     ids=lambda s: "-".join(map(str, s.values())),
 )
-def test_where_some_land_some_are_late_and_some_never_start(
-    demo: Engine, settings: dict[str, object], tmp_path: Path
-) -> None:
+def test_some_land_some_are_late_some_never_start(demo: Engine, settings: dict[str, object], tmp_path: Path) -> None:
     load_s = 0.45 * LAYER_S
     events = compare(demo, settings, Counted(demo, load_s), None, load_s, tmp_path / "t")
     if settings["predictor"] in ("gate", "all_next") and settings.get("prefetch_guard") is False:
@@ -170,9 +166,7 @@ def test_where_some_land_some_are_late_and_some_never_start(
     ),
     ids=lambda s: "-".join(map(str, s.values())),
 )
-def test_an_answer_that_came_late_comes_as_late_in_the_replay(
-    demo: Engine, settings: dict[str, object], layer: int, tmp_path: Path
-) -> None:
+def test_late_answers_are_replayed_late(demo: Engine, settings: dict[str, object], layer: int, tmp_path: Path) -> None:
     """Prefetches, what the eviction policy is told, and so every hit: what a search found for layers already passed
     prefetches nothing, and is still told."""
     demo.use_profile(drawn_profile(demo))

@@ -23,7 +23,6 @@ from tests.selection import examples
 OPEN = Gates(rho=8)
 SELECT = {"plain": plain.select, "batch": batch.select}
 either = pytest.mark.parametrize("select", SELECT.values(), ids=SELECT)
-ROW = [[0.0, 1.0, 2.0, 3.0, 4.0, 5.0]]  # similar: the higher id is the better one
 
 
 def ladder(experts: int = 6) -> torch.Tensor:
@@ -31,48 +30,10 @@ def ladder(experts: int = 6) -> torch.Tensor:
 
 
 @either
-def test_the_first_missing_expert_takes_the_best_and_the_next_one_the_next(select: Any) -> None:
-    question = ask([[0, 1, 2, 3]], [[0.4, 0.3, 0.2, 0.1]], missing=[0, 2], experts=6)
-    assert names(select(question, OPEN, ladder())) == (
-        [[5, 1, 4, 3]],
-        [["SUBSTITUTE", "EXACT", "SUBSTITUTE", "EXACT"]],
-        [["ALLOWED"] * 4],
-    )
-
-
-@either
-def test_rho_is_spent_on_the_lightest_or_on_the_heaviest(select: Any) -> None:
-    """Who is allowed takes the best, which nobody else claims then. Of equals the router's first is heavier."""
-    question = ask([[0, 1, 2, 3]], [[0.4, 0.2, 0.2, 0.2]], missing=[0, 1, 2], experts=8)
-    light, heavy = (replace(OPEN, rho=1, rho_order=order) for order in ("lightest", "heaviest"))
-    assert names(select(question, light, ladder(8))) == (
-        [[0, 1, 7, 3]],
-        [["WAIT", "WAIT", "SUBSTITUTE", "EXACT"]],
-        [["RHO", "RHO", "ALLOWED", "ALLOWED"]],
-    )
-    assert names(select(question, heavy, ladder(8))) == (
-        [[7, 1, 2, 3]],
-        [["SUBSTITUTE", "WAIT", "WAIT", "EXACT"]],
-        [["ALLOWED", "RHO", "RHO", "ALLOWED"]],
-    )
-    assert select(question, replace(light, rho=2), ladder(8)).ids.tolist() == [[0, 7, 6, 3]]
-    assert select(question, replace(heavy, rho=2), ladder(8)).ids.tolist() == [[7, 6, 2, 3]]
-
-
-@either
 def test_what_is_under_way_is_left_alone_and_stands_in_for_nobody(select: Any) -> None:
     question = ask([[0, 1, 2, 3]], [[0.4, 0.3, 0.2, 0.1]], missing=[0], under_way=[1, 5], experts=6)
     found = select(question, OPEN, ladder())
     assert names(found)[:2] == ([[4, 1, 2, 3]], [["SUBSTITUTE", "EXACT", "EXACT", "EXACT"]]) and found.delta == 0.25
-
-
-@either
-def test_no_expert_is_taken_twice(select: Any) -> None:
-    scores = torch.tensor([[[0.0, 0.0, 0.1, 0.2, 0.5, 1.0]] * 2])
-    both = ask([[0, 1]], [[0.5, 0.5]], missing=[0, 1], experts=6)
-    assert select(both, OPEN, scores).ids.tolist() == [[5, 4]]
-    selected = ask([[0, 5]], [[0.5, 0.5]], missing=[0], experts=6)
-    assert select(selected, OPEN, scores).ids.tolist() == [[4, 5]], "nor one that the router selected"
 
 
 @either
@@ -164,15 +125,6 @@ def test_gates_that_forbid_everything_change_nothing(select: Any) -> None:
 
 
 @either
-def test_nothing_is_done_where_nothing_is_missing_or_nothing_is_ready(select: Any) -> None:
-    known = drawn(5, 4, 8, 4)[1]
-    for missing, action, reason in (([], "EXACT", "ALLOWED"), (range(8), "WAIT", "NO_CANDIDATE")):
-        question = ask([[0, 1, 2, 3]], [[0.25] * 4], missing=list(missing), experts=8)
-        found = select(question, OPEN, make("buddy", known, 8))
-        assert names(found) == ([[0, 1, 2, 3]], [[action] * 4], [[reason] * 4])
-
-
-@either
 def test_masks_of_another_size_are_refused(select: Any) -> None:
     buddy = make("buddy", drawn(5, 4, 8, 4)[1], 8)
     with pytest.raises(SettingError, match=r"mask of missing experts has the shape \(6,\).* has 8 experts"):
@@ -180,14 +132,6 @@ def test_masks_of_another_size_are_refused(select: Any) -> None:
     uneven = replace(ask([[0, 1]], [[0.5, 0.5]], missing=[0], experts=8), ready=torch.ones(6, dtype=torch.bool))
     with pytest.raises(SettingError, match="mask of ready experts"):
         select(uneven, OPEN, buddy)
-
-
-def test_a_whole_prompt_in_one_call() -> None:
-    question, known, _ = drawn(11, 512, 128, 8)
-    rules = Gates(tau=0.3, rho=3)
-    found = batch.select(question, rules, make("buddy", known, 128))
-    assert found.ids.shape == (512, 8) and int((found.action == Action.SUBSTITUTE).sum()) > 500
-    assert names(found) == names(plain.select(question, rules, make("buddy", known, 128)))
 
 
 def test_a_source_lists_what_a_profile_says() -> None:

@@ -83,9 +83,7 @@ def remembering(tmp_path: Path) -> Host:
     return open_host(tmp_path, Remembering)
 
 
-def test_what_was_reused_is_told_wherever_it_shows(
-    remembering: Host,
-) -> None:
+def test_what_was_reused_is_told_wherever_it_shows(remembering: Host) -> None:
     answer = ended(remembering.chats.ask(None, "one two three"))
     assert answer.chat_id is not None and answer.prefill_cached == 4
     told = answer_state(answer, None, 0)

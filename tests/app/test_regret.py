@@ -243,9 +243,7 @@ def test_a_gain_within_its_noise_advises_nothing(lfu: list[float], better: bool)
     assert (told["error"] is None) == (len(lfu) < 2)
 
 
-def test_what_the_best_policy_would_miss_sets_the_speed_limit_everywhere(
-    host: Host,
-) -> None:
+def test_what_the_best_policy_would_miss_sets_the_speed_limit_everywhere(host: Host) -> None:
     with TestClient(build_app(host), base_url="http://127.0.0.1:7860") as client:
         assert client.get("/limit").json()["share"] is None and client.get("/export/limit.csv").status_code == 404
         assert "moestro_limit" not in client.get("/metrics").text

@@ -262,9 +262,7 @@ def test_a_preset_on_the_command_line_stands_below_what_else_is_given() -> None:
         cli.parse(["chat", "--preset", "fastest"])
 
 
-def test_a_new_user_begins_with_auto_until_a_budget_is_chosen(
-    tmp_path: Path,
-) -> None:
+def test_a_new_user_begins_with_auto_until_a_budget_is_chosen(tmp_path: Path) -> None:
     with closing(open_host(tmp_path)) as host:
         assert matching(host.models.settings) is preset("auto")
         assert host.models.settings["budget"] == "62%" and host.loader.estimate(host.loader.plan("demo")).slots == 39

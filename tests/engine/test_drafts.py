@@ -281,11 +281,7 @@ def test_what_passes_took_is_kept_until_something_else_is_changed(engine: Engine
 
 @pytest.mark.parametrize(
     ("source", "arithmetic", "why"),
-    [
-        ("lookup", "reference", "fast arith"),
-        ("mtp", "fast", "without a head"),
-        ("model", "fast", "no draft model"),
-    ],
+    [("lookup", "reference", "fast arith"), ("mtp", "fast", "without a head"), ("model", "fast", "no draft model")],
 )
 def test_where_it_cannot_it_says_why(source: str, arithmetic: str, why: str, tmp_path: Path) -> None:
     models = [save_tokenizer(make_checkpoint("glm4_moe", tmp_path / "none"))]

@@ -192,9 +192,7 @@ def kept_ms(arithmetic: str, measured: float, **how: object) -> float:
     return kept_pace.layer_ms(plan(LoadSpec.checked("demo", **how)), "hash", arithmetic, lambda: measured)
 
 
-def test_without_a_file_it_is_kept_for_the_process_by_format(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_without_a_file_it_is_kept_for_the_process_by_format(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kept_pace, "_of_process", {})
     assert kept_ms("fast", 1) == kept_ms("fast", 2) == 1 and kept_ms("reference", 4) == 4
     assert kept_ms("fast", 7, format="int8") == 7

@@ -32,11 +32,7 @@ CONVOLVED = {
     "with a bias": Convolve(21, 7, 3, FP32, FP16, bias=True),
     "in fp16": Convolve(130, 10, 4, FP16, FP32, bias=True),
 }
-RULES = {
-    "Qwen3-Next": DeltaRule(2, 16, 4, 16),
-    "odd": DeltaRule(1, 21, 3, 37),
-    "whole": DeltaRule(2, 32, 2, 40),
-}
+RULES = {"Qwen3-Next": DeltaRule(2, 16, 4, 16), "odd": DeltaRule(1, 21, 3, 37), "whole": DeltaRule(2, 32, 2, 40)}
 LATENTS = {
     "DeepSeek-V3": Latent(3, 16, 8, Norm(40, 1e-6, BF16), BF16, interleaved=True),
     "GLM-4.7-Flash": Latent(2, 24, 16, Norm(64, 1e-5, FP32), FP32),

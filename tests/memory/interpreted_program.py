@@ -102,10 +102,7 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {  # what is changed o
         },
         {"format": "checkpoint", "dtype": "float32"},
     ),
-    "glm4_moe_lite": (
-        {"n_group": 1, "topk_group": 1, "moe_intermediate_size": 32},
-        {"format": "mxfp4", **BF16},
-    ),
+    "glm4_moe_lite": ({"n_group": 1, "topk_group": 1, "moe_intermediate_size": 32}, {"format": "mxfp4", **BF16}),
     "glm4_moe": (
         {"n_group": 2, "topk_group": 1, "moe_intermediate_size": 32},
         {"format": "int4-g32", "dense": "int4-g32", **BF16},

@@ -208,14 +208,7 @@ def test_what_needs_a_profile_says_so() -> None:
 
 @pytest.mark.parametrize("name", [v.name for v in variants("substitute")])
 def test_every_parameter_does_something(name: str) -> None:
-    other: dict[str, Any] = {
-        "alpha": "0.3",
-        "k_max": 1,
-        "weighted": True,
-        "smoothing": 100.0,
-        "eta": 5.0,
-        "lean": 0.9,
-    }
+    other: dict[str, Any] = {"alpha": "0.3", "k_max": 1, "weighted": True, "smoothing": 100.0, "eta": 5.0, "lean": 0.9}
     for param in variant("substitute", name).params:
         base = {"alpha": "0.5"} if param.name == "smoothing" else {}
         assert any(

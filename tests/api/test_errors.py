@@ -16,7 +16,7 @@ from app.server.api import build_app
 from app.server.security.access import Access
 from app.services.host import Host
 from app.wording import model_id
-from core.errors import ContextError, DeviceError
+from core.errors import ContextError, DeviceError, ModelError, PromptError
 from core.metrics import METRICS, Phase
 from tests.api.conftest import HOME, Start, events, saying
 from tests.app.conftest import WAIT_S, ended, open_host
@@ -88,17 +88,34 @@ def test_so_is_that_of_a_missing_token(host: Host) -> None:
 
 
 @pytest.mark.parametrize(
-    ("error", "status", "kind"),
-    [(RuntimeError("inside"), 500, "api_error"), (ContextError("Too long."), 400, "invalid_request_error")],
+    ("error", "status", "kind", "code", "anthropic"),
+    [
+        (PromptError("It takes no such chat."), 400, "invalid_request_error", None, "invalid_request_error"),
+        (ContextError("Too long."), 400, "invalid_request_error", "context_length_exceeded", "invalid_request_error"),
+        (ModelError("It is damaged."), 500, "server_error", None, "api_error"),
+        (RuntimeError("secret"), 500, "server_error", None, "api_error"),
+    ],
 )
-def test_so_is_that_of_an_answer_that_fails(start: Start, error: Exception, status: int, kind: str) -> None:
+def test_a_failure_says_whose_it_is(
+    start: Start, error: Exception, status: int, kind: str, code: str | None, anthropic: str
+) -> None:
     def fail(*_: Any, **__: Any) -> Any:
         raise error
 
     client, _, _ = start(generate=fail)
-    refused(client.post(MESSAGES, json={"messages": HELLO}), status, kind)
-    name, data = events(client.post(MESSAGES, json={"messages": HELLO, "stream": True}).text)[-1]
-    assert (name, data["type"], data["error"]["type"]) == ("error", "error", kind)
+    for path in FORMS:
+        asked = {{"completions": "prompt", "responses": "input"}.get(path, "messages"): "x"}
+        asked = asked if "messages" not in asked else {"messages": HELLO}
+        reply, streamed = (client.post(f"/v1/{path}", json={**asked, "stream": stream}) for stream in (False, True))
+        assert (reply.status_code, streamed.status_code) == (status, 200)
+        assert "secret" not in reply.text + streamed.text
+        assert isinstance(error, RuntimeError) or reply.json()["error"]["message"] == str(error)
+        [last] = [(name, data) for name, data in events(streamed.text) if "error" in data]
+        for told in (reply.json(), last[1]):
+            assert told["error"]["type"] == (anthropic if path == "messages" else kind)
+            assert path == "messages" or told["error"]["code"] == code
+        if path in ("messages", "responses"):
+            assert (last[0], last[1]["type"]) == ("error", "error")
 
 
 @pytest.mark.parametrize(
@@ -267,17 +284,9 @@ def test_what_passes_came_to_is_counted_by_phase(start: Start) -> None:
     assert samples["moestro_slots{}"] == records[-1].slots
     eventually(lambda: 'moestro_answers_total{reason="stop"} 2.0' in client.get("/metrics").text)
     assert kinds["moestro_model_info"] == "gauge"
-
-
-def test_every_metric_of_the_table_is_there(start: Start) -> None:
-    client, _, _ = start()
-    client.post("/v1/completions", json={"prompt": "x"})
-    kinds, _ = read(client.get("/metrics").text)
     names = {re.sub("_(ms|s)$", "_seconds", one.name) for one in METRICS if not isinstance(one.reduce, tuple)}
-    missing = {
-        name for name in names if not any(f"moestro_{name}{end}" in kinds for end in ("", "_total", "_passes_total"))
-    }
-    assert not missing
+    ends = ("", "_total", "_passes_total")
+    assert not [name for name in names if not any(f"moestro_{name}{end}" in kinds for end in ends)]
     assert kinds["moestro_slots"] == kinds["moestro_net_seconds"] == "gauge"
     assert kinds["moestro_exact_passes_total"] == kinds["moestro_hits_total"] == "counter"
 

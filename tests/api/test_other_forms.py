@@ -259,28 +259,13 @@ def test_a_schema_reaches_the_engine_in_every_form(start: Start) -> None:
     assert json.loads(engine.asked[-1][1].schema) == {"type": "object"}
 
 
-def test_models_tell_how_long_a_context_they_have(start: Start) -> None:
+def test_models_tell_how_long_a_context_they_have_and_embed_nothing(start: Start) -> None:
     client, host, _ = start()
+    reply = client.post("/v1/embeddings", json={"model": "demo", "input": "x"})
+    assert reply.status_code == 400 and "Embeddings are not served" in reply.json()["error"]["message"]
     [listed] = client.get("/v1/models").json()["data"]
     assert (listed["id"], listed["context_length"], listed["max_model_len"]) == ("demo", 512, 512)
     assert client.get("/v1/models/demo").json() == listed
     assert client.get("/v1/models/other/one").json()["error"]["code"] == "model_not_found"
     host.models.unload()
     assert client.get("/v1/models/demo").status_code == 404
-
-
-def test_embeddings_are_refused_plainly(start: Start) -> None:
-    client, _, _ = start()
-    reply = client.post("/v1/embeddings", json={"model": "demo", "input": "x"})
-    assert reply.status_code == 400
-    assert "Embeddings are not served" in reply.json()["error"]["message"]
-
-
-def test_a_response_that_fails_in_a_stream_is_an_event(start: Start) -> None:
-    def fail(*_: Any, **__: Any) -> Any:
-        raise RuntimeError("inside")
-
-    client, _, _ = start(generate=fail)
-    name, data = events(client.post("/v1/responses", json={"input": "x", "stream": True}).text)[-1]
-    assert (name, data["type"], data["error"]["type"]) == ("error", "error", "server_error")
-    assert client.post("/v1/responses", json={"input": "x"}).status_code == 500

@@ -20,7 +20,7 @@ from app.wording import title_of
 from core.engine.arithmetic import Arithmetic, Distance
 from core.types import Outcome
 from tests.app.conftest import WAIT_S, QuickEngine, asked, ended
-from tests.app.records import SHAPE, a_step
+from tests.app.records import SHAPE, STATS, a_step
 from tests.app.test_export import read
 
 
@@ -65,22 +65,6 @@ def test_an_export_is_as_exact_as_its_answers(host: Host, tmp_path: Path) -> Non
         assert manifest["exact"] is expected and manifest["loads"][-1]["exact"] is False
 
 
-FIGURES = {
-    "prompt_tokens": 5,
-    "new_tokens": 3,
-    "ttft_ms": 12.0,
-    "tpot_ms": 4.0,
-    "tok_s": 250.0,
-    "hit_rate": 0.75,
-    "compute_ms": 3.0,
-    "stall_ms": 1.0,
-    "idle_ms": 0.0,
-    "exact": True,
-    "emulated": False,
-    "reason": "limit",
-}
-
-
 def load_of(store: Store) -> int:
     settings = {"budget": "50%", "eviction": "lru", "predictor": "none"}
     return store.steps.add_load("demo", {}, settings, SHAPE, {})
@@ -92,7 +76,7 @@ def answer(store: Store, load: int, first: int, changes: dict[int, dict[str, str
     for index in range(first, first + 3):
         step = replace(a_step(index), changes=changes.get(index, {}))
         store.token(load, chat, answer, index - first, "word ", step, {"eviction": "lru", "predictor": "none"})
-    store.chats.finish(answer, "done", {**FIGURES, "tok_s": tok_s})
+    store.chats.finish(answer, "done", {**STATS, "tok_s": tok_s})
     return answer
 
 
@@ -117,9 +101,9 @@ def test_each_has_the_settings_of_its_first_pass_and_what_was_turned_later(store
 def test_what_was_not_recorded_or_is_damaged(store: Store) -> None:
     answer(store, load_of(store), 0, {})
     _, plain = store.chats.begin(None, "Without telemetry", "demo")
-    store.chats.finish(plain, "done", FIGURES)
+    store.chats.finish(plain, "done", STATS)
     _, torn = store.chats.begin(None, "Torn", "demo")
-    store.chats.finish(torn, "done", FIGURES)
+    store.chats.finish(torn, "done", STATS)
     with store.db.tx() as db:
         db.execute("UPDATE messages SET stats = '{\"tok_s\": []}' WHERE id = ?", (torn,))
     found = runs(store)
@@ -147,7 +131,7 @@ def test_the_tables(store: Store) -> None:
 
 def test_texts_are_escaped(store: Store) -> None:
     _, one = store.chats.begin(None, "<script>alert(1)</script>", "<b>demo</b>")
-    store.chats.finish(one, "done", FIGURES)
+    store.chats.finish(one, "done", STATS)
     found = runs(store)
     assert "<script>" not in listing(found) + side_by_side([*found, *found])
 

@@ -202,13 +202,13 @@ def test_stretches_of_tokens_hold_it_where_tokens_alone_would_not() -> None:
 def test_a_ratio_of_sums_holds_it_with_blocks_of_unequal_size() -> None:
     """Hit rates .7 and .6 of the same requests, of which a block has 4 to 60."""
     random, held = np.random.default_rng(2), 0
-    for _ in range(400):
+    for _ in range(200):
         asked = random.integers(4, 60, 24)
         some, others = (ratios(random.binomial(asked, rate), asked) for rate in (0.7, 0.6))
         found = difference(some, others)
         assert found is not None
         held += found.low <= 0.1 <= found.high
-    assert held / 400 == pytest.approx(CONFIDENCE, abs=0.035)
+    assert held / 200 == pytest.approx(CONFIDENCE, abs=0.035)
     assert fmean(ratios([1, 3], [4, 4])) == pytest.approx(0.5)
 
 

@@ -19,11 +19,17 @@ from tests.selection import examples
 K = 2
 
 
-def test_a_newcomer_with_a_lower_score_than_all_residents_is_computed_and_not_kept() -> None:
-    cache = build(LAYERS * 3 + K, "layer", "lfu", transit=K)
-    assert len(cache.arena) == LAYERS * 3 + K and [pool.capacity for pool in cache.core.pools] == [3] * LAYERS
+def three_kept(transit: int = K) -> ExpertCache:
+    """Layer 0 has three slots: 0 and 1 are used five times, 2 three times."""
+    cache = build(LAYERS * 3 + transit, "layer", "lfu", transit=transit)
     use(cache, 0, 0, 1, times=5)
     use(cache, 0, 2, times=3)
+    return cache
+
+
+def test_a_newcomer_with_a_lower_score_than_all_residents_is_computed_and_not_kept() -> None:
+    cache = three_kept()
+    assert len(cache.arena) == LAYERS * 3 + K and [pool.capacity for pool in cache.core.pools] == [3] * LAYERS
     assert use(cache, 0, 4, 5) == [Outcome.MISS] * 2
     assert residents(cache, 0) == [0, 1, 2]
     assert cache.take_counts().bypassed == 2
@@ -34,24 +40,19 @@ def test_a_newcomer_with_a_lower_score_than_all_residents_is_computed_and_not_ke
     assert use(cache, 0, 4) == [Outcome.HIT]
     assert cache.take_counts().bypassed == 1
     assert len(cache.arena) == LAYERS * 3 + K
-    cache.copies.link.close()
 
 
 def test_without_it_the_same_experts_displace_others() -> None:
-    cache = build(LAYERS * 3, "layer", "lfu")
-    use(cache, 0, 0, 1, times=5)
-    use(cache, 0, 2, times=3)
+    cache = three_kept(0)
     use(cache, 0, 4, 5)
     assert residents(cache, 0) == [1, 4, 5]
     assert cache.take_counts().bypassed == 0
-    cache.copies.link.close()
 
 
 def test_without_slots_set_aside_nothing_counts_as_bypassed() -> None:
     cache = build(LAYERS * 3, "layer", "none")
     use(cache, 0, 0, 1)
     assert residents(cache, 0) == [] and cache.take_counts().bypassed == 0, "the policy retains none"
-    cache.copies.link.close()
 
 
 @pytest.mark.parametrize("name", ["lru", "fifo"])
@@ -61,7 +62,6 @@ def test_where_the_newest_score_highest_nothing_is_bypassed(name: str) -> None:
         use(cache, 0, *wanted)
     assert residents(cache, 0) == [2, 4, 5]
     assert cache.take_counts().bypassed == 0
-    cache.copies.link.close()
 
 
 def test_all_layers_share_the_slots_set_aside() -> None:
@@ -72,7 +72,6 @@ def test_all_layers_share_the_slots_set_aside() -> None:
         use(cache, layer, 2, 3)
         assert residents(cache, layer) == [0, 1]
     assert cache.take_counts().bypassed == 2 * LAYERS
-    cache.copies.link.close()
 
 
 def test_pinned_experts_stay_and_a_prompt_comes_in_waves() -> None:
@@ -89,32 +88,20 @@ def test_pinned_experts_stay_and_a_prompt_comes_in_waves() -> None:
         cache.release(lease)
     cache.check_integrity()
     assert residents(cache, 0) == [0, 2, 5], "1 was evicted for 5; then 3 and 4, which score lower than 2"
-    cache.copies.link.close()
 
 
-def test_a_pass_that_breaks_off_gives_back_borrowed_slots() -> None:
-    cache = build(LAYERS * 3 + K, "layer", "lfu", transit=K)
-    use(cache, 0, 0, 1, times=5)
-    use(cache, 0, 2, times=3)
+def test_passes_that_break_off_or_measure_give_back_borrowed_slots() -> None:
+    cache = three_kept()
+    reservation = cache.reserve_slots(K)
+    use(cache, 0, 4, 5)
+    cache.restore(reservation, lambda: False)
+    cache.check_integrity()
+    assert residents(cache, 0) == [0, 1, 2] and cache.take_counts().bypassed == 0
     hold(cache, 0, [4, 5])
     assert len(residents(cache, 0)) == 5
     cache.abandon()
     cache.check_integrity()
     assert residents(cache, 0) == [0, 1, 2]
-    cache.copies.link.close()
-
-
-def test_other_passes_borrow_the_slots_and_leave_nothing_behind() -> None:
-    cache = build(LAYERS * 3 + K, "layer", "lfu", transit=K)
-    use(cache, 0, 0, 1, times=5)
-    use(cache, 0, 2, times=3)
-    reservation = cache.reserve_slots(K)
-    use(cache, 0, 4, 5)
-    cache.restore(reservation, lambda: False)
-    cache.check_integrity()
-    assert residents(cache, 0) == [0, 1, 2]
-    assert cache.take_counts().bypassed == 0
-    cache.copies.link.close()
 
 
 def test_it_is_turned_on_and_off_between_two_passes() -> None:
@@ -132,7 +119,6 @@ def test_it_is_turned_on_and_off_between_two_passes() -> None:
     assert not cache.core.transit, "everything is resident anyway"
     cache.clear()
     assert len(cache.arena) == 0
-    cache.copies.link.close()
 
 
 def test_a_budget_that_pays_for_too_few_slots_is_refused() -> None:
@@ -163,40 +149,29 @@ def prefetch(cache: ExpertCache, score: float, *experts: int) -> list[int]:
     return residents(cache, 1)
 
 
-def test_an_unlikely_prefetch_does_not_evict_a_hot_resident() -> None:
-    cache = hot_and_cold()
-    assert prefetch(cache, 0.01) == [0, 1]
-    assert cache.take_counts().prefetch_issued == 0
-    assert use(cache, 1, 0) == [Outcome.HIT]
-    cache.copies.link.close()
-
-
-def test_without_the_guard_it_evicts_the_hot_one() -> None:
-    cache = hot_and_cold(guard=False)
-    assert prefetch(cache, 0.01) == [1, 2]
-    assert use(cache, 1, 0) == [Outcome.MISS]
-    cache.copies.link.close()
-
-
-def test_a_likely_prefetch_evicts_a_cold_resident() -> None:
-    cache = hot_and_cold("lfu")  # which gives 1 the lowest score
-    assert prefetch(cache, 0.06) == [0, 1], "one use in 20 passes: not half again as likely"
-    assert prefetch(cache, 0.2) == [0, 2]
-    assert use(cache, 1, 2) == [Outcome.PREFETCH_HIT]
-    cache.copies.link.close()
-
-
-def test_a_certain_prefetch_evicts_even_a_hot_resident() -> None:
-    cache = hot_and_cold()
-    assert prefetch(cache, 1.0) == [1, 2]
-    cache.copies.link.close()
+@pytest.mark.parametrize(
+    ("eviction", "guard", "score", "left"),
+    [
+        ("lru", True, 0.01, [0, 1]),
+        ("lru", False, 0.01, [1, 2]),
+        ("lru", True, 1.0, [1, 2]),  # a certain one
+        ("lfu", True, 0.06, [0, 1]),  # LFU gives 1 the lowest score; one use in 20 passes: not half again as likely
+        ("lfu", True, 0.2, [0, 2]),
+    ],
+)
+def test_a_prefetch_displaces_who_is_clearly_less_likely(
+    eviction: str, guard: bool, score: float, left: list[int]
+) -> None:
+    cache = hot_and_cold(eviction, guard=guard)
+    assert prefetch(cache, score) == left
+    assert cache.take_counts().prefetch_issued == (2 in left)
+    assert use(cache, 1, 2) == [Outcome.PREFETCH_HIT if 2 in left else Outcome.MISS]
 
 
 def test_a_free_slot_needs_no_permission() -> None:
     cache = build(LAYERS * 3)
     use(cache, 1, 0, 1, times=5)
     assert prefetch(cache, 0.01) == [0, 1, 2]
-    cache.copies.link.close()
 
 
 def test_an_expert_that_the_policy_does_not_retain_is_worth_nothing() -> None:
@@ -205,7 +180,6 @@ def test_an_expert_that_the_policy_does_not_retain_is_worth_nothing() -> None:
     assert prefetch(cache, 0.9, 0, 1) == [0, 1]
     use(cache, 1, 1)  # 0 was wasted, and stays until a slot is needed
     assert prefetch(cache, 0.01, 4, 5) == [4, 5]
-    cache.copies.link.close()
 
 
 def test_the_score_that_a_prefetch_must_exceed() -> None:
@@ -254,4 +228,3 @@ def test_changing_the_setting_acts_and_measuring_passes_leave_no_trace() -> None
     assert prefetch(cache, 0.01) == [1, 2]
     cache.start_over()
     assert cache.prefetch_queue.guard.rate(EXPERTS) == 0.0
-    cache.copies.link.close()

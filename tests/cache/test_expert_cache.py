@@ -175,7 +175,6 @@ def test_pinned_experts_stay_whatever_happens(name: str, steps: list[tuple[int, 
         expert_cache.release(lease)
         assert all(expert_cache.is_resident(eid) for eid in PINS)
         expert_cache.check_integrity()
-    expert_cache.copies.link.close()
 
 
 def test_pins_are_loaded_at_once_and_counted() -> None:
@@ -204,14 +203,6 @@ def test_a_pinned_expert_leaves_when_there_is_no_other_choice() -> None:
     assert not expert_cache.is_resident(0) and not expert_cache.is_resident(1)
     expert_cache.prefetch([Prediction(1, 3, 0.9)], 0)
     expert_cache.check_integrity()
-
-
-def test_a_prefetch_never_takes_a_pinned_slot() -> None:
-    expert_cache = build(LAYERS * TOP_K)
-    expert_cache.pin([6, 7])
-    expert_cache.prefetch([Prediction(1, 3, 0.9), Prediction(1, 4, 0.8)], 0)
-    assert expert_cache.is_resident(6) and expert_cache.is_resident(7)
-    assert not expert_cache.is_resident(9) and not expert_cache.is_resident(10)
 
 
 @pytest.mark.parametrize("change", [dict(slots=9), dict(scope="global"), dict(slots=LAYERS * EXPERTS)])

@@ -65,21 +65,8 @@ def talk(monkeypatch: pytest.MonkeyPatch, *lines: str, options: Sequence[str] = 
 
 
 def test_one_prompt_streams_and_ends_with_one_json_line(engine: Engine, capsys: pytest.CaptureFixture[str]) -> None:
-    words = [
-        "chat",
-        "--model",
-        "demo",
-        "--budget",
-        "25%",
-        "--temperature",
-        "0",
-        "--max-new-tokens",
-        "14",
-        "--prompt",
-        "What does heapq.heappush do?",
-        "--json",
-    ]
-    assert cli.main(words) == 0
+    words = "chat --model demo --budget 25% --temperature 0 --max-new-tokens 14 --json --prompt".split()
+    assert cli.main([*words, "What does heapq.heappush do?"]) == 0
     answer, line = capsys.readouterr().out.splitlines()
     assert answer == WORDS
     found = json.loads(line)

@@ -19,7 +19,8 @@ from core.runtime.pipeline import StepDispatch
 from core.runtime.rows import ExpertRows, compute_all_hits
 from core.settings.config import Settings
 from core.settings.sampling import Sampling
-from core.types import Outcome, Segment, StepRecord
+from core.types import Outcome, Segment
+from tests.decoded import passes_of
 from tests.selection import layered
 
 TEXT = [{"role": "user", "content": "hello there"}]
@@ -179,11 +180,9 @@ def watched(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[L
 )
 def test_each_is_computed_once(engine: Engine, changes: dict[str, object], monkeypatch: pytest.MonkeyPatch) -> None:
     engine.change(changes)
-    blocks, steps = engine.loaded.plan.codecs.blocks, list[StepRecord]()
+    blocks = engine.loaded.plan.codecs.blocks
     with watched(engine, monkeypatch) as (taken, computed):
-        for piece in engine.generate(TEXT, Sampling(max_new_tokens=6)):
-            if piece.step is not None and (not steps or piece.step is not steps[-1]):
-                steps.append(piece.step)
+        steps = passes_of(engine.generate(TEXT, Sampling(max_new_tokens=6)))
     leased = [one for some in taken for one in some]
     whole = range(blocks)
     for one in leased:

@@ -15,6 +15,7 @@ from core.settings.config import Settings
 from core.settings.sampling import Sampling
 from core.types import StepRecord
 from tests.architectures.trial import known, random_model, save
+from tests.decoded import passes_of
 from tests.engine.profiles import drawn_profile
 from tests.loaded import loaded
 from tests.selection import layered
@@ -25,11 +26,7 @@ Heard = Callable[[], tuple[list[StepRecord], list[torch.Tensor]]]
 
 
 def answered(engine: Engine) -> list[StepRecord]:
-    steps: list[StepRecord] = []
-    for piece in engine.generate(TEXT, Sampling(max_new_tokens=5)):
-        if piece.step is not None and (not steps or piece.step is not steps[-1]):
-            steps.append(piece.step)
-    return steps
+    return passes_of(engine.generate(TEXT, Sampling(max_new_tokens=5)))
 
 
 def test_distributions_guesses_and_tokens_of_every_pass(engine: Engine) -> None:

@@ -108,14 +108,17 @@ def test_with_rounded_layers(source: str, small: Path, tmp_path: Path) -> None:
             assert any(type(one).__name__ == "QuantizedLinear" for one in engine.loaded.draft.modules())
 
 
-@pytest.mark.parametrize(("source", "arch"), layered(ARCHS, quick=lambda case: False, minutes=0.5))
+@pytest.mark.parametrize(("source", "arch"), layered(ARCHS[:-2], quick=lambda case: False, minutes=0.5))
 def test_many_answers(source: str, arch: str, small: Path, tmp_path: Path) -> None:
     draw, kept = random.Random(7), {"drafted": 0, "accepted": 0}
+    count, longest, drafted, accepted = {"lookup": (334, 12, 1000, -1), "mtp": (100, 70, 500, 400)}.get(
+        source, (50, 150, 300, 200)
+    )
     how = {"draft": small} if source == "model" else {}
     with loaded(checkpoint(source, arch, tmp_path), {"budget": "50%", "drafts": source}, **HOW, **how) as engine:
-        size = engine.model.config.vocab_size
-        for number in range(334 if source == "lookup" else 100):
-            some = [draw.randrange(size) for _ in range(draw.randrange(2, 12 if source == "lookup" else 150))]
+        size = engine.model.config.vocab_size if source == "lookup" else 256
+        for number in range(count):
+            some = [draw.randrange(size) for _ in range(draw.randrange(2, longest))]
             prompt = Ids((some * 9)[: draw.randrange(8, 70)] if source == "lookup" else some)
             sampling = Sampling(max_new_tokens=40, temperature=draw.choice([0.0, 0.8]), seed=number)
             guessing(engine, None)
@@ -124,7 +127,7 @@ def test_many_answers(source: str, arch: str, small: Path, tmp_path: Path) -> No
             found = Answer(engine, sampling, prompt, reuse=draw.random() < 0.5)
             assert found.tokens == wanted.tokens
             kept = {name: count + found.stats.more[name] for name, count in kept.items()}
-    assert kept["drafted"] > 500 and (source == "lookup" or kept["drafted"] > kept["accepted"] > 100)
+    assert kept["drafted"] > drafted and kept["accepted"] > accepted
 
 
 @SOURCES

@@ -95,7 +95,7 @@ def test_it_pauses_where_it_costs_and_asks_again_ever_later() -> None:
     assert all(feed(one, REST, 10, 12)), "paused until it is compared again"
     feed(one, FEWEST, 10, 12)
     assert one.paused and f"in {2 * REST} tokens" in said[1]
-    feed(one, 40 * LONGEST, 10, 12)
+    feed(one, 6 * LONGEST, 10, 12)
     assert f"in {LONGEST} tokens" in said[-1] and f"in {LONGEST} tokens" in said[-2]
 
 

@@ -119,11 +119,12 @@ def test_without_a_model_the_frame_says_so(client: TestClient, host: Host) -> No
     assert client.get(f"/live/frame?since={head['version']}").status_code == 204
 
 
-def test_a_layer_that_is_not_there_is_told(client: TestClient) -> None:
+def test_a_layer_that_is_not_there_is_told_and_no_documentation_served(client: TestClient) -> None:
     answer = client.get("/live/frame?layer=4")
     assert answer.status_code == 400
     assert "choose 0 to 3" in answer.json()["error"]["message"]
     assert client.get("/live/frame?layer=x").status_code == 422
+    assert {client.get(url).status_code for url in ("/docs", "/redoc", "/openapi.json")} == {404}
 
 
 def test_a_chat_and_the_session_are_downloaded_and_not_left_behind(client: TestClient, host: Host) -> None:
@@ -148,10 +149,6 @@ def test_exports_that_cannot_be_made_are_told(client: TestClient, host: Host, mo
     monkeypatch.setattr(archive, "write", full)
     answer = client.get(f"/export/{chat}.zip")
     assert (answer.status_code, answer.text) == (507, "The disk is full: the export was not written.")
-
-
-def test_there_is_no_api_documentation_to_browse(client: TestClient) -> None:
-    assert {client.get(url).status_code for url in ("/docs", "/redoc", "/openapi.json")} == {404}
 
 
 ASK: dict[str, Any] = {

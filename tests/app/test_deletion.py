@@ -152,6 +152,13 @@ def test_links_are_deleted_and_not_what_they_lead_to(library: Host, tmp_path: Pa
 
 
 def test_an_unfinished_import_loses_its_own_files_alone(library: Host) -> None:
+    """And a finished pack without its name all."""
+    pack = write_pack(library.library.packs / "Named")
+    pack.rename(pack.with_name("Named.partial"))
+    named = next(e for e in library.library.refresh() if e.name == "Named")
+    assert named.kind == UNFINISHED
+    library.delete_model(named.path)
+    assert names(library.library.packs) == {"Tiny"}
     out = write_pack(library.library.packs / "Stopped", stop_after=1)
     left = out.with_name("Stopped.partial")
     (left / "tokenizer.json").write_text("{}")
@@ -161,15 +168,6 @@ def test_an_unfinished_import_loses_its_own_files_alone(library: Host) -> None:
     assert stopped.kind == UNFINISHED
     assert "Left in the folder: thesis.txt" in library.delete_model(stopped.path)
     assert names(left) == {"thesis.txt"}
-
-
-def test_a_finished_pack_without_its_name_is_listed_and_deleted(library: Host) -> None:
-    pack = write_pack(library.library.packs / "Named")
-    pack.rename(pack.with_name("Named.partial"))
-    stopped = next(e for e in library.library.refresh() if e.name == "Named")
-    assert stopped.kind == UNFINISHED
-    library.delete_model(stopped.path)
-    assert names(library.library.packs) == {"Tiny"}
 
 
 @pytest.mark.parametrize("unfinished", [False, True])

@@ -68,13 +68,6 @@ def test_a_second_answer_in_the_same_chat_is_refused(gated_host: Host, gated: ty
     assert len(gated_host.chats.messages(chat)) == 2
 
 
-@pytest.mark.parametrize("text", ["", "  \n\t"])
-def test_an_empty_message_is_refused(host: Host, text: str) -> None:
-    with pytest.raises(MoestroError, match="empty"):
-        host.chats.ask(None, text)
-    assert host.store.chats.all() == []
-
-
 def test_a_message_without_a_model_is_refused(tmp_path: Path) -> None:
     host = open_host(tmp_path, loaded=False)
     with pytest.raises(ModelError, match="No model is loaded"):
@@ -82,7 +75,11 @@ def test_a_message_without_a_model_is_refused(tmp_path: Path) -> None:
     assert host.store.chats.all() == []
 
 
-def test_a_chat_that_is_gone_is_refused(host: Host) -> None:
+def test_an_empty_message_and_a_chat_that_is_gone_are_refused(host: Host) -> None:
+    for text in ("", "  \n\t"):
+        with pytest.raises(MoestroError, match="empty"):
+            host.chats.ask(None, text)
+    assert host.store.chats.all() == []
     for ask in (
         lambda: host.chats.ask(77, "hello"),
         lambda: host.chats.regenerate(77),

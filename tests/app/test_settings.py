@@ -233,9 +233,6 @@ def test_a_refused_preset_is_told_and_changes_nothing(section: CacheSection) -> 
         assert "needs a profile of this model" in now[section.alert] and titles(section)[-1] == "MoE-Infinity"
         assert dict(section.host.models.settings) == before
     assert "Needs a profile of the model." in preset("adapmoe").help
-
-
-def test_a_refused_variant_puts_its_menu_back(section: CacheSection) -> None:
     shown_choice, told = section.setting_controls.turn("layer_slots")("adapmoe")
     assert "needs a profile" in told and "Calibrate now" in told and shown_choice == "uniform"
 

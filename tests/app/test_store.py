@@ -56,15 +56,9 @@ def test_one_process_at_a_time(tmp_path: Path) -> None:
     store.close()
     store.close()
     Store(tmp_path).close()
-
-
-def test_a_closed_store_says_so(tmp_path: Path) -> None:
-    store = Store(tmp_path)
-    store.close()
-    with pytest.raises(StoreError):
-        load_of(store)
-    with pytest.raises(StoreError):
-        store.chats.all()
+    for closed in (lambda: load_of(store), store.chats.all):
+        with pytest.raises(StoreError):
+            closed()
 
 
 def test_a_folder_that_cannot_be_made_is_told(tmp_path: Path) -> None:

@@ -1,7 +1,7 @@
 """An answer, while budgets and policies change, with all that it gave: for engines that lead tokens differently."""
 
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from typing import Any, NamedTuple
 
@@ -10,7 +10,7 @@ import torch
 from core.engine import Engine
 from core.errors import MoestroError
 from core.settings.sampling import Sampling
-from core.types import StepRecord
+from core.types import Piece, StepRecord
 
 PROMPT = "hello there, how are you? " * 2
 BUDGETS = ("30%", "45%", "70%", "100%")
@@ -54,3 +54,8 @@ def answer(engine: Engine, tokens: int, seed: int = 0, said: Sequence[int] = ())
             if draw.random() < 0.1:
                 engine.change({"eviction": draw.choice(("lru", "lfu"))})
     return Run(torch.stack(logits), steps, resident)
+
+
+def passes_of(pieces: Iterable[Piece]) -> list[StepRecord]:
+    """The passes of an answer, each once."""
+    return [*{piece.step.index: piece.step for piece in pieces if piece.step is not None}.values()]

@@ -49,7 +49,7 @@ LONGEST = (  # files of few tests that take long: last, they would leave the oth
     "tests/profile/test_calibrate.py",
     "tests/cuda/test_races.py",
     "tests/engine/test_split.py",
-    "tests/cli/test_selection.py",
+    "tests/cli/test_browser.py",
     "tests/equality/test_text_to_text.py",
     "tests/engine/test_packs.py",
 )

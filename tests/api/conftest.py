@@ -1,25 +1,27 @@
 """A server of the API over the fake engine, which says what a test wants."""
 
 import json
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import anyio
 import pytest
+from fastapi import FastAPI
 from fastapi.testclient import TestClient
 
 from app.server.api import build_app
 from app.services.host import Host
 from core.settings.sampling import Sampling
 from core.types import Piece
-from tests.app.conftest import QuickEngine, open_host
+from tests.app.conftest import GatedEngine, QuickEngine, open_host
+from tests.app.served import EndlessEngine, serving
 
 HOME = "http://127.0.0.1:7860"
 
 
 class SayingEngine(QuickEngine):
-    """Says `words` once, and keeps what it was asked."""
-
     says_once = True
     asked: list[tuple[Any, Sampling]]
 
@@ -29,7 +31,6 @@ class SayingEngine(QuickEngine):
 
 
 def saying(text: str, **more: Any) -> type[SayingEngine]:
-    """An engine that says this in pieces of three characters."""
     words = tuple(text[at : at + 3] for at in range(0, len(text), 3))
     return type("Saying", (SayingEngine,), {"words": words, "asked": [], **more})
 
@@ -53,6 +54,34 @@ def start(tmp_path: Path) -> Iterator[Start]:
     yield started
     for end in reversed(ends):
         end()
+
+
+@pytest.fixture
+def gated() -> type[GatedEngine]:
+    return type("Gated", (GatedEngine,), {"gate": threading.Semaphore(0)})
+
+
+@pytest.fixture
+def endless() -> type[EndlessEngine]:
+    return EndlessEngine.fresh()
+
+
+@pytest.fixture
+def busy_host(tmp_path: Path, endless: type[EndlessEngine]) -> Iterator[Host]:
+    host = open_host(tmp_path, endless)
+    yield host
+    host.close()
+
+
+@pytest.fixture
+def port(busy_host: Host) -> Iterator[int]:
+    def pool(app: FastAPI) -> None:
+        @app.get("/threads-in-use")
+        async def in_use() -> float:
+            return anyio.to_thread.current_default_thread_limiter().statistics().borrowed_tokens
+
+    with serving(build_app(busy_host, pool)) as port:
+        yield port
 
 
 Refusing = tuple[TestClient, type[SayingEngine]]

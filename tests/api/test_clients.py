@@ -1,8 +1,6 @@
 """What programs send is answered as they need it: requests recorded from running ones (`recordings/`). All get
 text, and those that offer tools their calls."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -46,7 +44,6 @@ REQUESTS = [
 
 @pytest.fixture(scope="module")
 def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[TestClient, type[SayingEngine]]]:
-    """A server, and its engine, which says `words`."""
     engine = saying(TEXT, takes_tools=True)
     host = open_host(tmp_path_factory.mktemp("home"), engine)
     assert host.chats.set_sampling(max_new_tokens=1000) == ""
@@ -122,13 +119,11 @@ STREAMED = {"/v1/chat/completions": chat_chunks, "/v1/messages": message_events,
 
 
 def names(body: dict[str, Any]) -> list[str]:
-    """The tools of a request that a model can be offered."""
     found = [tool.get("name") or tool.get("function", {}).get("name") or tool["type"] for tool in body.get("tools", ())]
     return [name for name in found if name not in RUN_ELSEWHERE]
 
 
 def spoken(value: Any, field: str = "") -> Iterator[str]:
-    """The texts of messages, in whichever form."""
     if isinstance(value, str) and field in SPOKEN:
         yield value
     elif isinstance(value, list):
@@ -140,9 +135,7 @@ def spoken(value: Any, field: str = "") -> Iterator[str]:
 
 
 @pytest.mark.parametrize(("name", "number"), REQUESTS)
-def test_the_requests_of_clients_are_answered(
-    served: tuple[TestClient, type[SayingEngine]], name: str, number: int
-) -> None:
+def test_clients_are_answered(served: tuple[TestClient, type[SayingEngine]], name: str, number: int) -> None:
     one, engine = request(name, number), served[1]
     body = one["body"]
     assert told(one, answer(served, one, TEXT)) == (TEXT, [])

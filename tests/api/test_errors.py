@@ -16,7 +16,7 @@ from app.server.api import build_app
 from app.server.security.access import Access
 from app.services.host import Host
 from app.wording import model_id
-from core.errors import ContextError, DeviceError
+from core.errors import ContextError, DeviceError, ModelError, PromptError
 from core.metrics import METRICS, Phase
 from tests.api.conftest import HOME, Start, events, saying
 from tests.app.conftest import WAIT_S, ended, open_host
@@ -71,9 +71,7 @@ DEEP = b'{"messages": ' + b"[" * 200 + b"]" * 200 + b"}"
         ({"json": {"messages": HELLO}, "headers": {"host": "evil.example"}}, 400, "invalid_request_error"),
     ],
 )
-def test_every_error_of_messages_is_in_anthropic_s_form(
-    client: TestClient, path: str, sent: dict[str, Any], status: int, kind: str
-) -> None:
+def test_errors_of_messages(client: TestClient, path: str, sent: dict[str, Any], status: int, kind: str) -> None:
     refused(client.post(path, **sent), status, kind)
 
 
@@ -90,17 +88,34 @@ def test_so_is_that_of_a_missing_token(host: Host) -> None:
 
 
 @pytest.mark.parametrize(
-    ("error", "status", "kind"),
-    [(RuntimeError("inside"), 500, "api_error"), (ContextError("Too long."), 400, "invalid_request_error")],
+    ("error", "status", "kind", "code", "anthropic"),
+    [
+        (PromptError("It takes no such chat."), 400, "invalid_request_error", None, "invalid_request_error"),
+        (ContextError("Too long."), 400, "invalid_request_error", "context_length_exceeded", "invalid_request_error"),
+        (ModelError("It is damaged."), 500, "server_error", None, "api_error"),
+        (RuntimeError("secret"), 500, "server_error", None, "api_error"),
+    ],
 )
-def test_so_is_that_of_an_answer_that_fails(start: Start, error: Exception, status: int, kind: str) -> None:
+def test_a_failure_says_whose_it_is(
+    start: Start, error: Exception, status: int, kind: str, code: str | None, anthropic: str
+) -> None:
     def fail(*_: Any, **__: Any) -> Any:
         raise error
 
     client, _, _ = start(generate=fail)
-    refused(client.post(MESSAGES, json={"messages": HELLO}), status, kind)
-    name, data = events(client.post(MESSAGES, json={"messages": HELLO, "stream": True}).text)[-1]
-    assert (name, data["type"], data["error"]["type"]) == ("error", "error", kind)
+    for path in FORMS:
+        asked = {{"completions": "prompt", "responses": "input"}.get(path, "messages"): "x"}
+        asked = asked if "messages" not in asked else {"messages": HELLO}
+        reply, streamed = (client.post(f"/v1/{path}", json={**asked, "stream": stream}) for stream in (False, True))
+        assert (reply.status_code, streamed.status_code) == (status, 200)
+        assert "secret" not in reply.text + streamed.text
+        assert isinstance(error, RuntimeError) or reply.json()["error"]["message"] == str(error)
+        [last] = [(name, data) for name, data in events(streamed.text) if "error" in data]
+        for told in (reply.json(), last[1]):
+            assert told["error"]["type"] == (anthropic if path == "messages" else kind)
+            assert path == "messages" or told["error"]["code"] == code
+        if path in ("messages", "responses"):
+            assert (last[0], last[1]["type"]) == ("error", "error")
 
 
 @pytest.mark.parametrize(
@@ -124,9 +139,6 @@ def test_a_body_that_is_no_json_is_refused_with_the_place(client: TestClient, pa
     reply = client.post(f"/v1/{path}", content=b"{}", headers={"content-type": "text/plain"})
     assert reply.status_code == 415 and "Content-Type: application/json" in reply.json()["error"]["message"]
     assert client.post(f"/v1/{path}", json=[]).json()["error"]["message"] == "The body: Give an object."
-
-
-# -- JSON schemas ------------------------------------------------------------------------------------------------------
 
 
 def form_of(path: str, schema: Any) -> tuple[dict[str, Any], str]:
@@ -154,9 +166,7 @@ def form_of(path: str, schema: Any) -> tuple[dict[str, Any], str]:
         ({"type": "string", "pattern": "(?=a)"}, "look-around"),
     ],
 )
-def test_a_schema_that_cannot_be_kept_to_is_refused_before_an_answer(
-    client: TestClient, path: str, schema: Any, reason: str, stream: bool
-) -> None:
+def test_a_schema_that_cannot_be_kept_to(client: TestClient, path: str, schema: Any, reason: str, stream: bool) -> None:
     pytest.importorskip("llguidance", reason="the package llguidance is not installed")
     body, field = form_of(path, schema)
     reply = client.post(f"/v1/{path}", json={**body, "stream": stream})
@@ -164,9 +174,6 @@ def test_a_schema_that_cannot_be_kept_to_is_refused_before_an_answer(
     assert (reply.status_code, error["param"], error["type"]) == (400, field, "invalid_request_error")
     assert error["message"].startswith(f"{field}: The answer cannot keep to this JSON schema: ")
     assert reason in error["message"]
-
-
-# -- names of models ---------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -210,9 +217,7 @@ def test_models_have_names_and_no_paths(client: TestClient, folders: Callable[[o
     assert folders(f"{tmp_path}/b/Qwen3-30B/") == other, "however it is written"
 
 
-def test_a_model_of_the_hub_has_its_name_there(
-    client: TestClient, folders: Callable[[object], str], tmp_path: Path
-) -> None:
+def test_models_of_the_hub_have_names(client: TestClient, folders: Callable[[object], str], tmp_path: Path) -> None:
     name = folders(tmp_path / "models--Qwen--Qwen3-30B" / "snapshots" / "abc")
     assert name.startswith("Qwen/Qwen3-30B@")
     for known in (name, "Qwen/Qwen3-30B", "Qwen3-30B"):
@@ -279,17 +284,9 @@ def test_what_passes_came_to_is_counted_by_phase(start: Start) -> None:
     assert samples["moestro_slots{}"] == records[-1].slots
     eventually(lambda: 'moestro_answers_total{reason="stop"} 2.0' in client.get("/metrics").text)
     assert kinds["moestro_model_info"] == "gauge"
-
-
-def test_every_metric_of_the_table_is_there(start: Start) -> None:
-    client, _, _ = start()
-    client.post("/v1/completions", json={"prompt": "x"})
-    kinds, _ = read(client.get("/metrics").text)
     names = {re.sub("_(ms|s)$", "_seconds", one.name) for one in METRICS if not isinstance(one.reduce, tuple)}
-    missing = {
-        name for name in names if not any(f"moestro_{name}{end}" in kinds for end in ("", "_total", "_passes_total"))
-    }
-    assert not missing
+    ends = ("", "_total", "_passes_total")
+    assert not [name for name in names if not any(f"moestro_{name}{end}" in kinds for end in ends)]
     assert kinds["moestro_slots"] == kinds["moestro_net_seconds"] == "gauge"
     assert kinds["moestro_exact_passes_total"] == kinds["moestro_hits_total"] == "counter"
 

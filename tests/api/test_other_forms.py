@@ -19,9 +19,6 @@ def types(told: list[tuple[str, Any]]) -> list[str]:
     return [name for name, _ in told]
 
 
-# -- completions -------------------------------------------------------------------------------------------------------
-
-
 def test_a_text_is_continued_without_a_template(start: Start) -> None:
     client, _, engine = start(f"{THOUGHT} goes on")
     asked = {"prompt": ["def f():"], "max_tokens": 50, "stop": "on", "logprobs": 1, "seed": 3}
@@ -38,8 +35,6 @@ def test_a_text_is_continued_without_a_template(start: Start) -> None:
     assert lines[-2][1]["usage"]["completion_tokens"] > 5
     assert lines[-1] == ("", "[DONE]")
 
-
-# -- Anthropic's messages ----------------------------------------------------------------------------------------------
 
 MESSAGE: dict[str, Any] = {
     "model": "demo",
@@ -130,9 +125,6 @@ def test_the_tokens_of_a_message_are_counted_without_an_answer(start: Start) -> 
     client, _, engine = start()
     assert client.post("/v1/messages/count_tokens", json=MESSAGE).json() == {"input_tokens": 9}
     assert not engine.asked
-
-
-# -- OpenAI's responses ------------------------------------------------------------------------------------------------
 
 
 def test_a_response_is_the_same_chat(start: Start) -> None:
@@ -235,7 +227,7 @@ REFUSED: dict[str, tuple[dict[str, Any], list[tuple[dict[str, Any], str]]]] = { 
 
 
 @pytest.mark.parametrize("path", REFUSED)
-def test_what_cannot_be_honoured_is_refused_by_name(refusing: Refusing, path: str) -> None:
+def test_what_is_refused_is_named(refusing: Refusing, path: str) -> None:
     client, engine = refusing
     plain, changes = REFUSED[path]
     for change, param in changes:
@@ -267,33 +259,13 @@ def test_a_schema_reaches_the_engine_in_every_form(start: Start) -> None:
     assert json.loads(engine.asked[-1][1].schema) == {"type": "object"}
 
 
-# -- models and the rest -----------------------------------------------------------------------------------------------
-
-
-def test_models_tell_how_long_a_context_they_have(start: Start) -> None:
+def test_models_tell_how_long_a_context_they_have_and_embed_nothing(start: Start) -> None:
     client, host, _ = start()
+    reply = client.post("/v1/embeddings", json={"model": "demo", "input": "x"})
+    assert reply.status_code == 400 and "Embeddings are not served" in reply.json()["error"]["message"]
     [listed] = client.get("/v1/models").json()["data"]
     assert (listed["id"], listed["context_length"], listed["max_model_len"]) == ("demo", 512, 512)
     assert client.get("/v1/models/demo").json() == listed
     assert client.get("/v1/models/other/one").json()["error"]["code"] == "model_not_found"
     host.models.unload()
     assert client.get("/v1/models/demo").status_code == 404
-
-
-def test_embeddings_are_refused_plainly(start: Start) -> None:
-    client, _, _ = start()
-    reply = client.post("/v1/embeddings", json={"model": "demo", "input": "x"})
-    assert reply.status_code == 400
-    assert "Embeddings are not served" in reply.json()["error"]["message"]
-
-
-def test_a_response_that_fails_in_a_stream_is_an_event(start: Start) -> None:
-    """As of messages in test_errors.py."""
-
-    def fail(*_: Any, **__: Any) -> Any:
-        raise RuntimeError("inside")
-
-    client, _, _ = start(generate=fail)
-    name, data = events(client.post("/v1/responses", json={"input": "x", "stream": True}).text)[-1]
-    assert (name, data["type"], data["error"]["type"]) == ("error", "error", "server_error")
-    assert client.post("/v1/responses", json={"input": "x"}).status_code == 500

@@ -33,26 +33,7 @@ FORMS = ("/v1/chat/completions", "/v1/messages", "/v1/responses")
 
 
 def ask(text: str, stream: bool) -> dict[str, Any]:
-    """A request that every form takes."""
     return {"messages": [{"role": "user", "content": text}], "input": text, "stream": stream}
-
-
-@pytest.fixture
-def endless() -> type[EndlessEngine]:
-    return EndlessEngine.fresh()
-
-
-@pytest.fixture
-def busy_host(tmp_path: Path, endless: type[EndlessEngine]) -> Iterator[Host]:
-    host = open_host(tmp_path, endless)
-    yield host
-    host.close()
-
-
-@pytest.fixture
-def port(busy_host: Host) -> Iterator[int]:
-    with serving(build_app(busy_host)) as port:
-        yield port
 
 
 @pytest.mark.parametrize(
@@ -91,17 +72,15 @@ def test_a_message_says_how_long_its_prompt_is_while_it_is_read(port: int, busy_
     eventually(lambda: not busy_host.busy)
 
 
-def test_a_silent_stream_is_kept_alive(
-    tmp_path: Path, gated_engine: type[GatedEngine], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_silence_is_filled(tmp_path: Path, gated: type[GatedEngine], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(reply, "KEEP_ALIVE_S", 0.01)
-    host = open_host(tmp_path, gated_engine)
+    host = open_host(tmp_path, gated)
     with serving(build_app(host)) as port:
         url = f"http://127.0.0.1:{port}/v1/chat/completions"
         with httpx.stream("POST", url, json=ask("hello", True), timeout=WAIT_S) as answer:
             lines = answer.iter_lines()
             assert next(line for line in lines if line.startswith(": keep-alive"))
-            gated_engine.gate.release(100)
+            gated.gate.release(100)
             rest = [line for line in lines if line and not line.startswith(":")]
         assert rest[-1] == "data: [DONE]"
         deltas = [json.loads(line[6:])["choices"][0]["delta"] for line in rest[:-1]]
@@ -109,23 +88,8 @@ def test_a_silent_stream_is_kept_alive(
     host.close()
 
 
-@pytest.fixture
-def gated_engine() -> type[GatedEngine]:
-    import threading
-
-    return type("Gated", (GatedEngine,), {"gate": threading.Semaphore(0)})
-
-
 Stoppable = tuple[int, type[EndlessEngine], Callable[[], None]]
 hanging = threading.Event()
-
-
-def asked(path: str, stream: bool = True, text: str = "talk for ever") -> dict[str, Any]:
-    messages = {"messages": [{"role": "user", "content": text}]}
-    return {
-        **({"/v1/responses": {"input": text}, "/v1/completions": {"prompt": text}}.get(path, messages)),
-        "stream": stream,
-    }
 
 
 def is_error(path: str, found: list[tuple[str, Any]]) -> bool:
@@ -164,11 +128,11 @@ def stoppable(tmp_path: Path) -> Iterator[Stoppable]:
     host.close()
 
 
-@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/messages", "/v1/responses"])
+@pytest.mark.parametrize("path", FORMS)
 def test_a_stream_ends_with_an_error_event(stoppable: Stoppable, path: str, caplog: Logged) -> None:
     port, engine, stop = stoppable
     url = f"http://127.0.0.1:{port}{path}"
-    with httpx.stream("POST", url, json=asked(path), timeout=WAIT_S) as answer:
+    with httpx.stream("POST", url, json=ask("talk for ever", True), timeout=WAIT_S) as answer:
         lines = answer.iter_lines()
         assert engine.talking.wait(WAIT_S)
         stopping = threading.Thread(target=stop)
@@ -182,7 +146,7 @@ def test_answers_that_wait_and_whole_ones_get_an_error_too(stoppable: Stoppable)
     """So does one that had not begun to wait."""
     port, engine, stop = stoppable
     path = "/v1/chat/completions"
-    clients = [post(port, asked(path, stream), path) for stream in (False, False, True)]
+    clients = [post(port, ask("talk for ever", stream), path) for stream in (False, False, True)]
     assert engine.talking.wait(WAIT_S)
     stop()
     for client, status in zip(clients, (503, 503, 200), strict=True):
@@ -214,7 +178,7 @@ def test_the_real_server_ends_its_stream_and_itself(tmp_path: Path, name: str, p
     server = Process(tmp_path / "home")
     with ExitStack() as ends:
         ends.enter_context(server)
-        body = asked(path, text="What does heapq do? " * 120) | {"max_tokens": 400}
+        body = ask("What does heapq do? " * 120, True) | {"max_tokens": 400}
         answer = ends.enter_context(httpx.stream("POST", f"{server.url}{path}", json=body, timeout=WAIT_S))
         lines = answer.iter_lines()
         first = next(lines)

@@ -67,7 +67,6 @@ def follow(answer: Answer, until: Callable[[Answer], bool]) -> None:
 
 
 def ended(awaited: Awaited) -> Awaited:
-    """An answer or a job, which has ended."""
     assert awaited.join(3 * WAIT_S), f"still {awaited.state}"
     return awaited
 
@@ -86,7 +85,6 @@ def texts(host: Host, chat: int | None) -> list[tuple[str, str, str]]:
 
 @pytest.fixture
 def gated() -> type[GatedEngine]:
-    """A gated engine class of this test's own: gate shut, counters at zero."""
     return type("Gated", (GatedEngine,), {"gate": threading.Semaphore(0), "together": 0, "most_together": 0})
 
 
@@ -107,7 +105,6 @@ OPENED: list[Host | Store] = []
 
 @pytest.fixture(autouse=True)
 def _what_a_test_opened_is_closed() -> Iterator[None]:
-    """By `open_host` and `open_store`, the last one first."""
     before = len(OPENED)
     yield
     while len(OPENED) > before:
@@ -139,13 +136,11 @@ def store(tmp_path: Path) -> Store:
 
 @pytest.fixture
 def host(tmp_path: Path) -> Host:
-    """A host with the fake model loaded."""
     return open_host(tmp_path)
 
 
 @pytest.fixture
 def gated_host(tmp_path: Path, gated: type[GatedEngine]) -> Host:
-    """A host whose engine makes a token when `gated.gate` lets it."""
     return open_host(tmp_path, gated)
 
 
@@ -158,7 +153,6 @@ def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def library(tmp_path: Path) -> Host:
-    """Of a home with one pack, and no model loaded."""
     host = open_host(tmp_path / "home", loaded=False)
     fake_pack(host.library.packs / "Tiny")
     return host

@@ -1,11 +1,16 @@
 """A step record with something in every field, and the load that it belongs to."""
 
+from typing import Any
+
 import numpy as np
 
 from app.store import Store
 from core.types import ModelShape, StepRecord, Transfer
 
 SHAPE = ModelShape(layers=2, experts=8, top_k=2, hidden=4, expert_bytes=100)
+STATS: dict[str, Any] = {"prompt_tokens": 3, "new_tokens": 7, "ttft_ms": 800.0, "tpot_ms": 9, "tok_s": 12.5}
+STATS |= {"hit_rate": 0.75, "compute_ms": 60.0, "stall_ms": 30.0, "idle_ms": 10.0}
+STATS |= {"exact": True, "emulated": False, "reason": "stop"}
 
 
 def a_step(index: int = 0, tokens: int = 1) -> StepRecord:

@@ -1,7 +1,5 @@
 """A real server on loopback, clients that leave when a test wants, and an engine that goes on until it is stopped."""
 
-from __future__ import annotations
-
 import json
 import socket
 import threading
@@ -28,7 +26,7 @@ class EndlessEngine(QuickEngine):
     late_steps: int
 
     @classmethod
-    def fresh(cls) -> type[EndlessEngine]:
+    def fresh(cls) -> "type[EndlessEngine]":
         return type("Endless", (cls,), {"reading": threading.Event(), "talking": threading.Event(), "late_steps": 0})
 
     def generate(self, messages: Any, sampling: Any, cancel: Any = None, **how: Any) -> Iterator[Piece]:
@@ -44,7 +42,6 @@ class EndlessEngine(QuickEngine):
 
 @contextmanager
 def serving(app: FastAPI) -> Iterator[int]:
-    """The port of a server that answers; it is shut down at the end."""
     listener = socket.create_server(("127.0.0.1", 0), backlog=512)
     server = uvicorn.Server(uvicorn.Config(app, log_level="critical", lifespan="off", timeout_graceful_shutdown=1))
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, daemon=True)

@@ -10,7 +10,6 @@ from tests.app.records import a_step, load_of
 
 
 def filled(folder: Path, words: str = "one ") -> Path:
-    """A database with a chat and some recorded passes."""
     store = Store(folder)
     load = load_of(store)
     chat, answer = store.chats.begin(None, "hello", "demo")

@@ -48,7 +48,6 @@ def trace(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def chatted(tmp_path: Path) -> Iterator[tuple[Host, int]]:
-    """A host of one chat."""
     host = open_host(tmp_path / "home")
     answer = ended(host.chats.ask(None, "How does the cache behave?"))
     assert answer.chat_id is not None
@@ -242,9 +241,7 @@ def test_a_profile_counts_for_its_own_model_only(chatted: tuple[Host, int]) -> N
         ("empty.csv", b"", "no rows"),
     ],
 )
-def test_bad_files_say_what_is_wrong(
-    analyst: Analyst, tmp_path: Path, name: str, content: bytes | None, said: str
-) -> None:
+def test_bad_files_say_why(analyst: Analyst, tmp_path: Path, name: str, content: bytes | None, said: str) -> None:
     path = tmp_path / name
     question = Question(RoutingSource("file", path=str(path)), ("lru",))
     if content is None:

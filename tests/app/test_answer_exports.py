@@ -20,13 +20,11 @@ from app.wording import title_of
 from core.engine.arithmetic import Arithmetic, Distance
 from core.types import Outcome
 from tests.app.conftest import WAIT_S, QuickEngine, asked, ended
-from tests.app.records import SHAPE, a_step
+from tests.app.records import SHAPE, STATS, a_step
 from tests.app.test_export import read
 
 
-def test_a_model_that_is_exact_up_to_rounding_is_not_called_exact(
-    host: Host, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_exact_up_to_rounding_is_not_called_exact(host: Host, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert host_state(host)["closeness"] == 0.0
     monkeypatch.setattr(QuickEngine, "closeness", 1e-6)
     assert host.loader.load(host.loader.plan("demo")).join(WAIT_S)
@@ -36,9 +34,7 @@ def test_a_model_that_is_exact_up_to_rounding_is_not_called_exact(
     assert tables["answers"][["exact", "closeness"]].to_numpy().tolist() == [[True, 1e-6]]
 
 
-def test_the_fast_arithmetic_is_exact_and_named_with_its_distance(
-    host: Host, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_fast_arithmetic_has_its_distance(host: Host, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """In what the page polls, in the manifest and beside every answer; answers of earlier versions are the
     reference's."""
     old = asked(host, None, "Which?")
@@ -69,22 +65,6 @@ def test_an_export_is_as_exact_as_its_answers(host: Host, tmp_path: Path) -> Non
         assert manifest["exact"] is expected and manifest["loads"][-1]["exact"] is False
 
 
-FIGURES = {
-    "prompt_tokens": 5,
-    "new_tokens": 3,
-    "ttft_ms": 12.0,
-    "tpot_ms": 4.0,
-    "tok_s": 250.0,
-    "hit_rate": 0.75,
-    "compute_ms": 3.0,
-    "stall_ms": 1.0,
-    "idle_ms": 0.0,
-    "exact": True,
-    "emulated": False,
-    "reason": "limit",
-}
-
-
 def load_of(store: Store) -> int:
     settings = {"budget": "50%", "eviction": "lru", "predictor": "none"}
     return store.steps.add_load("demo", {}, settings, SHAPE, {})
@@ -96,7 +76,7 @@ def answer(store: Store, load: int, first: int, changes: dict[int, dict[str, str
     for index in range(first, first + 3):
         step = replace(a_step(index), changes=changes.get(index, {}))
         store.token(load, chat, answer, index - first, "word ", step, {"eviction": "lru", "predictor": "none"})
-    store.chats.finish(answer, "done", {**FIGURES, "tok_s": tok_s})
+    store.chats.finish(answer, "done", {**STATS, "tok_s": tok_s})
     return answer
 
 
@@ -121,9 +101,9 @@ def test_each_has_the_settings_of_its_first_pass_and_what_was_turned_later(store
 def test_what_was_not_recorded_or_is_damaged(store: Store) -> None:
     answer(store, load_of(store), 0, {})
     _, plain = store.chats.begin(None, "Without telemetry", "demo")
-    store.chats.finish(plain, "done", FIGURES)
+    store.chats.finish(plain, "done", STATS)
     _, torn = store.chats.begin(None, "Torn", "demo")
-    store.chats.finish(torn, "done", FIGURES)
+    store.chats.finish(torn, "done", STATS)
     with store.db.tx() as db:
         db.execute("UPDATE messages SET stats = '{\"tok_s\": []}' WHERE id = ?", (torn,))
     found = runs(store)
@@ -151,7 +131,7 @@ def test_the_tables(store: Store) -> None:
 
 def test_texts_are_escaped(store: Store) -> None:
     _, one = store.chats.begin(None, "<script>alert(1)</script>", "<b>demo</b>")
-    store.chats.finish(one, "done", FIGURES)
+    store.chats.finish(one, "done", STATS)
     found = runs(store)
     assert "<script>" not in listing(found) + side_by_side([*found, *found])
 
@@ -179,9 +159,6 @@ def test_a_timeline_has_the_last_answers_passes_and_copies(host: Host, tmp_path:
         mine = of[thread]
         assert all(a["ts"] + a["dur"] <= b["ts"] + 1e-3 for a, b in pairwise(mine))
     assert [e["name"] for e in events if e["ph"] == "i"] == ["Memory budget: 62% → 31%"]
-
-
-def test_a_chat_without_recorded_passes_has_no_timeline(host: Host, tmp_path: Path) -> None:
     with pytest.raises(NothingThere, match="Telemetry"):
-        timeline.write(host.store, tmp_path / "it.json", 77)
-    assert not (tmp_path / "it.json").exists()
+        timeline.write(host.store, tmp_path / "none.json", 77)
+    assert not (tmp_path / "none.json").exists()

@@ -48,9 +48,6 @@ def test_health_tells_what_is_loaded(client: TestClient, host: Host) -> None:
     assert client.get("/healthz").json()["model"] is None
 
 
-# -- frames ------------------------------------------------------------------------------------------------------------
-
-
 def test_a_frame_survives_the_wire(client: TestClient, host: Host) -> None:
     asked(host)
     answer = client.get("/live/frame?layer=2")
@@ -122,14 +119,12 @@ def test_without_a_model_the_frame_says_so(client: TestClient, host: Host) -> No
     assert client.get(f"/live/frame?since={head['version']}").status_code == 204
 
 
-def test_a_layer_that_is_not_there_is_told(client: TestClient) -> None:
+def test_a_layer_that_is_not_there_is_told_and_no_documentation_served(client: TestClient) -> None:
     answer = client.get("/live/frame?layer=4")
     assert answer.status_code == 400
     assert "choose 0 to 3" in answer.json()["error"]["message"]
     assert client.get("/live/frame?layer=x").status_code == 422
-
-
-# -- exports -----------------------------------------------------------------------------------------------------------
+    assert {client.get(url).status_code for url in ("/docs", "/redoc", "/openapi.json")} == {404}
 
 
 def test_a_chat_and_the_session_are_downloaded_and_not_left_behind(client: TestClient, host: Host) -> None:
@@ -155,15 +150,6 @@ def test_exports_that_cannot_be_made_are_told(client: TestClient, host: Host, mo
     answer = client.get(f"/export/{chat}.zip")
     assert (answer.status_code, answer.text) == (507, "The disk is full: the export was not written.")
 
-
-# -- who is let in -----------------------------------------------------------------------------------------------------
-
-
-def test_there_is_no_api_documentation_to_browse(client: TestClient) -> None:
-    assert {client.get(url).status_code for url in ("/docs", "/redoc", "/openapi.json")} == {404}
-
-
-# -- the OpenAI subset -------------------------------------------------------------------------------------------------
 
 ASK: dict[str, Any] = {
     "messages": [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "hello"}],
@@ -203,9 +189,7 @@ def test_models_and_a_whole_completion(client: TestClient, host: Host) -> None:
         ("GET", "/nothing", b"", 404),
     ],
 )
-def test_every_error_of_the_api_has_its_form(
-    client: TestClient, method: str, path: str, body: bytes, status: int
-) -> None:
+def test_api_errors_have_their_form(client: TestClient, method: str, path: str, body: bytes, status: int) -> None:
     answer = client.request(method, f"/v1{path}", content=body, headers={"content-type": "application/json"})
     assert answer.status_code == status
     assert set(answer.json()["error"]) == {"message", "type", "param", "code"}
@@ -221,7 +205,6 @@ def test_without_a_model_a_completion_is_refused(client: TestClient, host: Host)
 
 @pytest.mark.long(0.1)
 def test_frames_may_be_asked_for_while_the_model_comes_and_goes(tmp_path: Path, client: TestClient, host: Host) -> None:
-    """No request meets an engine that is being unloaded."""
     import threading
 
     stop, wrong = threading.Event(), []

@@ -83,9 +83,7 @@ def test_there_is_no_copy_without_room(tmp_path: Path, monkeypatch: pytest.Monke
     assert backups(tmp_path) == []
 
 
-def test_moved_aside_and_restored_from_the_command_line(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_commands_restore(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setenv("MOESTRO_HOME", str(tmp_path))
     path = filled(tmp_path, "first ")
     assert main(["data", "--backup"]) == 0

@@ -37,7 +37,6 @@ def gate() -> threading.Semaphore:
 
 @pytest.fixture
 def gated(tmp_path: Path, gate: threading.Semaphore) -> Host:
-    """A piece of an answer, its prompt or one of 4 tokens, is made for each release of `gate`."""
     return open_host(tmp_path / "data", type("Gated", (GatedEngine,), {"gate": gate}), tokens=4)
 
 
@@ -52,7 +51,6 @@ def answers(file: Path) -> dict[str, dict[str, object]]:
 
 
 def place(job: BatchJob) -> Path:
-    """The file of its answers."""
     return job.answers.path
 
 
@@ -81,9 +79,7 @@ def test_every_line_is_answered_and_can_be_downloaded(host: Host, tmp_path: Path
     assert batch_views.plot(job, True) is not None
 
 
-def test_the_model_is_its_own_and_stopping_keeps_what_is_whole(
-    gated: Host, gate: threading.Semaphore, tmp_path: Path
-) -> None:
+def test_stopping_keeps_what_is_whole(gated: Host, gate: threading.Semaphore, tmp_path: Path) -> None:
     form = BatchForm(str(prompts(tmp_path, 6)), at_once=2)
     job = gated.batcher.start(form, ByEngine)
     gate.release(2 * PIECES)
@@ -192,9 +188,7 @@ def test_what_took_the_place_of_the_answers_is_not_served(host: Host, tmp_path: 
     assert reply.status_code == 404 and SECRET not in reply.text and place(job).name in reply.text
 
 
-def test_answers_can_be_downloaded_while_they_are_written(
-    gated: Host, gate: threading.Semaphore, tmp_path: Path
-) -> None:
+def test_answers_are_downloaded_while_they_are_written(gated: Host, gate: threading.Semaphore, tmp_path: Path) -> None:
     job = gated.batcher.start(BatchForm(str(prompts(tmp_path, 4)), at_once=2), ByEngine)
     gate.release(2 * PIECES)
     while job.answered is None or job.answered.done < 2:

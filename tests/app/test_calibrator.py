@@ -116,9 +116,7 @@ def test_a_profile_that_cannot_be_used_is_said_and_ignored(tmp_path: Path) -> No
         calibrating.close()
 
 
-def test_a_profile_is_deleted_only_while_nothing_needs_it(
-    calibrating: Host, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_profile_that_is_needed_is_kept(calibrating: Host, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ended(calibrating.calibrator.start(TEXT))
     path = profile_path(tmp_path, "fake")
 
@@ -186,7 +184,6 @@ def used(tab: CalibrateTab, profile: Profile) -> None:
 
 
 def redrawn(tab: CalibrateTab) -> dict[str, Any]:
-    """The update of each element with an id."""
     values = tab._renew(NOW, 1, "cosine", NEWS)  # type: ignore[arg-type]
     return {one.elem_id: value for one, value in zip(tab.outputs, values, strict=True) if one.elem_id}
 

@@ -81,9 +81,7 @@ def test_an_answer_that_fails_leaves_no_words_in_the_log(
     assert kind is MoestroError or ("ValueError" in told or "RuntimeError" in told) and "test_crash.py" in told
 
 
-def test_a_route_that_fails_leaves_no_words_in_the_log(
-    quoting: Host, caplog: Logged, capfd: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
+def test_routes_log_no_words(quoting: Host, caplog: Logged, capfd: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     def ui(app: FastAPI) -> None:
         @app.post("/v1x/fail")
         def fail(body: dict[str, Any]) -> None:
@@ -130,9 +128,7 @@ def test_an_event_of_the_page_that_fails_tells_the_page_and_leaves_no_words_in_t
 
 
 @pytest.mark.parametrize("words", [["--prompt", CANARY], [f"--prompt={CANARY}\nand more {CANARY}"]])
-def test_the_log_of_the_command_line_has_neither_the_prompt_nor_what_quotes_it(
-    words: list[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_the_command_line_logs_no_prompt(words: list[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("MOESTRO_HOME", str(tmp_path))
     monkeypatch.setattr(sys, "argv", ["launch.py", "chat", *words, "--model", "demo"])
 

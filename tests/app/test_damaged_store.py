@@ -66,9 +66,7 @@ def test_what_is_left_beside_a_lost_database_is_neither_used_nor_deleted(tmp_pat
     assert said(tmp_path) == ""
 
 
-def test_a_start_that_ended_before_the_database_was_made_leaves_no_damage(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_start_that_ended_too_early_leaves_no_damage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def killed(self: Path, target: Path) -> Path:
         raise KeyboardInterrupt
 
@@ -103,9 +101,7 @@ def test_a_damaged_in_use_file_is_not_taken_for_damaged_chats(tmp_path: Path) ->
         quick=lambda case: case[1] in ("zeroblob(3)", DEEP) or case == ("stats", "'[]'"),
     ),
 )
-def test_damaged_figures_of_a_message_are_left_out_and_its_words_stay(
-    tmp_path: Path, caplog: Logged, column: str, value: str
-) -> None:
+def test_damaged_figures_of_a_message_are_left_out(tmp_path: Path, caplog: Logged, column: str, value: str) -> None:
     path = filled(tmp_path, "word ")
     changed(path, f"UPDATE messages SET {column} = {value} WHERE role = 'assistant'")
     store = open_store(tmp_path)

@@ -152,6 +152,13 @@ def test_links_are_deleted_and_not_what_they_lead_to(library: Host, tmp_path: Pa
 
 
 def test_an_unfinished_import_loses_its_own_files_alone(library: Host) -> None:
+    """And a finished pack without its name all."""
+    pack = write_pack(library.library.packs / "Named")
+    pack.rename(pack.with_name("Named.partial"))
+    named = next(e for e in library.library.refresh() if e.name == "Named")
+    assert named.kind == UNFINISHED
+    library.delete_model(named.path)
+    assert names(library.library.packs) == {"Tiny"}
     out = write_pack(library.library.packs / "Stopped", stop_after=1)
     left = out.with_name("Stopped.partial")
     (left / "tokenizer.json").write_text("{}")
@@ -163,19 +170,8 @@ def test_an_unfinished_import_loses_its_own_files_alone(library: Host) -> None:
     assert names(left) == {"thesis.txt"}
 
 
-def test_a_finished_pack_without_its_name_is_listed_and_deleted(library: Host) -> None:
-    pack = write_pack(library.library.packs / "Named")
-    pack.rename(pack.with_name("Named.partial"))
-    stopped = next(e for e in library.library.refresh() if e.name == "Named")
-    assert stopped.kind == UNFINISHED
-    library.delete_model(stopped.path)
-    assert names(library.library.packs) == {"Tiny"}
-
-
 @pytest.mark.parametrize("unfinished", [False, True])
-def test_an_interrupted_deletion_leaves_no_valid_pack_and_can_be_repeated(
-    library: Host, monkeypatch: pytest.MonkeyPatch, unfinished: bool
-) -> None:
+def test_a_torn_deletion_can_be_repeated(library: Host, monkeypatch: pytest.MonkeyPatch, unfinished: bool) -> None:
     pack = write_pack(library.library.packs / "Torn", stop_after=2 if unfinished else 3)
     pack = pack.with_name("Torn.partial") if unfinished else pack
     (pack / "thesis.txt").write_text("mine")
@@ -208,12 +204,7 @@ def test_checkpoints_are_not_deleted_nor_what_is_in_the_cache(tmp_path: Path, hu
     assert (folder / "config.json").exists() and (snapshot / "config.json").exists()
 
 
-# -- in the terminal ---------------------------------------------------------------------------------------------------
-
-
-def test_the_terminal_says_what_goes_and_what_stays(
-    library: Host, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_terminal_tells(library: Host, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setenv("MOESTRO_HOME", str(library.store.folder))
     (library.library.packs / "Tiny" / "thesis.txt").write_text("mine")
     assert cli.main(["models", "--delete", "Tiny"]) == 2

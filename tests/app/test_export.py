@@ -182,11 +182,26 @@ def test_the_manifest_explains_every_column(two_chats: tuple[Host, int, int], tm
     assert manifest["versions"]["pandas"] == pd.__version__
 
 
-def test_an_export_without_a_single_step_has_its_columns(host: Host, tmp_path: Path) -> None:
-    tables, manifest = read(archive.write(host.store, tmp_path / "load.zip", load=host.models.load_id))
+def test_an_export_of_little(host: Host, tmp_path: Path) -> None:
+    """Of nothing, which is told; without a single step, which has its columns; and of passes without telemetry, which
+    count no requests."""
+    for nothing in ({"chat": 99}, {"load": 99}):
+        with pytest.raises(archive.NothingThere):
+            archive.write(host.store, tmp_path / "x.zip", **nothing)
+    assert not (tmp_path / "x.zip").exists() and not list(tmp_path.glob("*.part"))
+    load = host.models.load_id
+    assert load is not None
+    tables, manifest = read(archive.write(host.store, tmp_path / "load.zip", load=load))
     assert {name: list(table.columns) for name, table in tables.items()} == {n: list(c) for n, c in DEFINITIONS.items()}
-    assert all(table.empty for table in tables.values())
-    assert manifest["link"] == "none"
+    assert all(table.empty for table in tables.values()) and manifest["link"] == "none"
+    bare = a_step(7)
+    bare.ids, bare.transfers = np.empty((0, 1, 2), np.int16), ()
+    bare.layer = bare.expert = np.empty(0, np.int16)
+    bare.outcome = np.empty(0, np.uint8)
+    host.store.steps.add(load, None, None, bare, {})
+    tables, manifest = read(archive.write(host.store, tmp_path / "load.zip", load=load))
+    assert tables["tokens"]["requests"].tolist() == [0] and tables["tokens"]["hit_rate"].isna().all()
+    assert manifest["exact"] is False
 
 
 def test_an_answer_whose_passes_were_all_recorded_as_another_s_is_listed(host: Host, tmp_path: Path) -> None:
@@ -196,19 +211,6 @@ def test_an_answer_whose_passes_were_all_recorded_as_another_s_is_listed(host: H
         db.execute("UPDATE steps SET chat = ?, answer = ?", (first.chat_id, first.message_id))
     tables, _ = read(archive.write(host.store, tmp_path / "load.zip", load=host.models.load_id))
     assert tables["answers"]["answer"].tolist() == [first.message_id, second.message_id]
-
-
-def test_passes_without_telemetry_count_no_requests(host: Host, tmp_path: Path) -> None:
-    assert host.models.load_id is not None
-    bare = a_step(7)
-    bare.ids, bare.transfers = np.empty((0, 1, 2), np.int16), ()
-    bare.layer = bare.expert = np.empty(0, np.int16)
-    bare.outcome = np.empty(0, np.uint8)
-    host.store.steps.add(host.models.load_id, None, None, bare, {})
-    tables, manifest = read(archive.write(host.store, tmp_path / "load.zip", load=host.models.load_id))
-    assert tables["tokens"]["requests"].tolist() == [0]
-    assert tables["tokens"]["hit_rate"].isna().all()
-    assert manifest["exact"] is False
 
 
 def test_an_export_does_not_wait_for_an_answer_nor_hold_it_up(tmp_path: Path, gated: Any) -> None:
@@ -234,9 +236,7 @@ class FullDisk(io.FileIO):
         return super().write(data)
 
 
-def test_a_full_disk_or_no_folder_is_told_and_leaves_no_half_file(
-    two_chats: tuple[Host, int, int], tmp_path: Path
-) -> None:
+def test_a_full_disk_or_no_folder_is_told_and_leaves_nothing(two_chats: tuple[Host, int, int], tmp_path: Path) -> None:
     host, chat, _ = two_chats
     path = tmp_path / "out" / "chat.zip"
     path.parent.mkdir()
@@ -257,15 +257,6 @@ def test_a_full_disk_or_no_folder_is_told_and_leaves_no_half_file(
     (tmp_path / "file").write_text("")
     with pytest.raises(archive.ExportError, match="could not be written"):
         archive.write(host.store, tmp_path / "file" / "chat.zip", chat=chat)
-
-
-def test_what_is_not_there_is_told(host: Host, tmp_path: Path) -> None:
-    with pytest.raises(archive.NothingThere):
-        archive.write(host.store, tmp_path / "x.zip", chat=99)
-    with pytest.raises(archive.NothingThere):
-        archive.write(host.store, tmp_path / "x.zip", load=99)
-    assert not (tmp_path / "x.zip").exists()
-    assert not list(tmp_path.glob("*.part"))
 
 
 @pytest.mark.parametrize(

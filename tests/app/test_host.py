@@ -68,13 +68,6 @@ def test_a_second_answer_in_the_same_chat_is_refused(gated_host: Host, gated: ty
     assert len(gated_host.chats.messages(chat)) == 2
 
 
-@pytest.mark.parametrize("text", ["", "  \n\t"])
-def test_an_empty_message_is_refused(host: Host, text: str) -> None:
-    with pytest.raises(MoestroError, match="empty"):
-        host.chats.ask(None, text)
-    assert host.store.chats.all() == []
-
-
 def test_a_message_without_a_model_is_refused(tmp_path: Path) -> None:
     host = open_host(tmp_path, loaded=False)
     with pytest.raises(ModelError, match="No model is loaded"):
@@ -82,7 +75,11 @@ def test_a_message_without_a_model_is_refused(tmp_path: Path) -> None:
     assert host.store.chats.all() == []
 
 
-def test_a_chat_that_is_gone_is_refused(host: Host) -> None:
+def test_an_empty_message_and_a_chat_that_is_gone_are_refused(host: Host) -> None:
+    for text in ("", "  \n\t"):
+        with pytest.raises(MoestroError, match="empty"):
+            host.chats.ask(None, text)
+    assert host.store.chats.all() == []
     for ask in (
         lambda: host.chats.ask(77, "hello"),
         lambda: host.chats.regenerate(77),
@@ -120,9 +117,7 @@ def test_a_prompt_longer_than_the_context_changes_nothing(tmp_path: Path) -> Non
     assert texts(host, chat)[0][:2] == ("user", "still short")
 
 
-def test_stop_keeps_what_was_written_and_takes_back_what_was_not_begun(
-    gated_host: Host, gated: type[GatedEngine]
-) -> None:
+def test_stop_keeps_what_was_written_and_undoes_what_was_not_begun(gated_host: Host, gated: type[GatedEngine]) -> None:
     first, second = gated_host.chats.ask(None, "one"), gated_host.chats.ask(None, "two")
     assert first.chat_id is not None
     assert second.chat_id is not None

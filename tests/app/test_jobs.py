@@ -44,8 +44,6 @@ def runner() -> Iterator[JobRunner]:
 
 
 def waiting(job: Job) -> Callable[[], None]:
-    """Work that ends when it is cancelled, as core's does: by raising."""
-
     def work() -> None:
         assert job.cancelled.wait(WAIT_S)
         raise MoestroError("Cancelled.")

@@ -188,9 +188,6 @@ def test_folders_are_remembered(library: Host, tmp_path: Path) -> None:
     assert {e.name for e in library.library.entries()} == {"Tiny", "model"}
 
 
-# -- in the terminal ---------------------------------------------------------------------------------------------------
-
-
 def test_the_terminal_lists_and_deletes_while_a_dashboard_is_open(
     library: Host, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -215,9 +212,7 @@ def test_the_terminal_lists_and_deletes_while_a_dashboard_is_open(
     assert not (library.library.packs / "Tiny").exists()
 
 
-def test_an_empty_machine_is_told_what_to_do(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_an_empty_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setenv("MOESTRO_HOME", str(tmp_path / "nothing"))
     assert cli.main(["models"]) == 0
     assert "launch.py import" in capsys.readouterr().out

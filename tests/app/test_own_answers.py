@@ -31,7 +31,6 @@ LINK = {"link": "measured", "link_gbps": 2.0}
 
 
 def used(store: Store, tokens: int, *, ms: float = 20.0, settings: object = None, spec: object = None) -> int:
-    """A load whose one answer decoded so many tokens, half of whose requests hit."""
     chosen = Settings({**SETTINGS, **(settings or {})})  # type: ignore[dict-item]
     about = {**LoadSpec().describe(), **(spec or {})}  # type: ignore[dict-item]
     manifest = {**LINK, "model_hash": "", "settings": dict(chosen)}
@@ -149,7 +148,6 @@ def test_the_link_is_the_loaded_models_or_else_its_last_loads(store: Store) -> N
 
 
 def test_a_link_changed_while_answers_are_written_is_the_one_that_is_recorded(host: Host, tmp_path: Path) -> None:
-    """Deck, Analysis and estimate name the same one."""
     ended(host.chats.ask(None, "one"))
     assert host.models.change_many({"link": "emulated", "link_gbps": 0.5}) == ""
     ended(host.chats.ask(None, "two"))
@@ -212,7 +210,6 @@ PLAIN = {"budget": "50%", "eviction": "lru", "scope": "layer", "predictor": "non
 
 @contextmanager
 def started(folder: Path) -> Iterator[Host]:
-    """A host with the real engine, in a process that has measured nothing yet."""
     forecast._measured.clear()
     measure_gbps.cache_clear()
     host = Host(Store(folder))
@@ -237,7 +234,6 @@ def answered(host: Host, model: str, settings: dict[str, object]) -> tuple[Fit, 
 
 
 def off(fit: Fit, tok_s: float) -> float:
-    """How far the middle of the range is from what followed."""
     return (fit.tok_s_low * fit.tok_s_high) ** 0.5 / tok_s - 1
 
 

@@ -25,7 +25,6 @@ if TYPE_CHECKING:
 
 
 def measured() -> Profile:
-    """With hit curves that rise with the experts cached, and predictions that are mostly right."""
     layers, experts = SHAPE.layers, SHAPE.experts
     hit = np.linspace(0, 1, experts + 1, dtype=np.float32)[None].repeat(layers, 0)
     chosen = np.geomspace(0.9, 0.05, experts, dtype=np.float32)[None].repeat(layers, 0)
@@ -106,7 +105,6 @@ def engine_of(host: Host) -> Engine:
 
 
 def known(host: Host) -> None:
-    """The model's profile is stored and in use."""
     save(measured(), profile_path(host.store.folder, "fake"))
     engine_of(host).use_profile(measured())
 

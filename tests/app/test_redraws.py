@@ -63,9 +63,7 @@ def test_a_redraw_of_the_library_leaves_what_was_said_of_the_import_s_form(host:
     assert made.values(redrawn[made.moved.index(made.known)], now, "demo")[at] == gr.skip()
 
 
-def test_a_model_that_was_used_and_deleted_makes_way_in_the_form(
-    host: Host, section: ModelSection, tmp_path: Path
-) -> None:
+def test_a_model_that_was_deleted_makes_way_in_the_form(host: Host, section: ModelSection, tmp_path: Path) -> None:
     folder = tmp_path / "pack"
     folder.mkdir()
     (folder / "config.json").touch()
@@ -78,9 +76,7 @@ def test_a_model_that_was_used_and_deleted_makes_way_in_the_form(
     assert gone["value"] == "demo" and str(folder) not in [path for _, path in gone["choices"]]
 
 
-def test_the_sidebar_says_why_the_reference_computes(
-    host: Host, section: ModelSection, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_sidebar_names_the_fallback(host: Host, section: ModelSection, monkeypatch: pytest.MonkeyPatch) -> None:
     assert host.loader.load(host.loader.plan("demo")).join(WAIT_S)
     assert "arithmetic" not in section._status()
     assert isinstance(host.models.loaded, Loaded)
@@ -103,9 +99,7 @@ def test_a_redraw_of_the_sidebar_leaves_what_was_said_of_the_load_s_form(host: H
     assert section.values(known)[at] == gr.skip()
 
 
-def test_a_verdict_on_another_form_is_judged_again_and_the_limits_follow_the_form(
-    host: Host, section: ModelSection, tmp_path: Path
-) -> None:
+def test_a_verdict_on_another_form_is_judged_again(host: Host, section: ModelSection, tmp_path: Path) -> None:
     names = [param.name for param in CHOICES]
     plain = ["demo", *section._chosen(host.loader.plan("demo"))]
     pack = [str(fake_pack(tmp_path / "Sparse")), *plain[1:]]

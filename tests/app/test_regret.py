@@ -36,7 +36,6 @@ def _at_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def host(tmp_path: Path) -> Iterator[Host]:
-    """A host whose answers are long enough for figures."""
     host = open_host(tmp_path)
     assert host.chats.set_sampling(max_new_tokens=40) == ""
     yield host
@@ -173,7 +172,6 @@ def test_a_model_that_goes_takes_the_process_along_and_the_next_one_starts_afres
 
 
 def gone(pid: int) -> None:
-    """The process has ended and the system has forgotten it: no zombie."""
     try:
         psutil.Process(pid).wait(WAIT_S)
     except psutil.NoSuchProcess:
@@ -245,9 +243,7 @@ def test_a_gain_within_its_noise_advises_nothing(lfu: list[float], better: bool)
     assert (told["error"] is None) == (len(lfu) < 2)
 
 
-def test_what_the_best_policy_would_miss_sets_the_speed_limit_in_the_frame_the_table_and_the_metrics(
-    host: Host,
-) -> None:
+def test_what_the_best_policy_would_miss_sets_the_speed_limit_everywhere(host: Host) -> None:
     with TestClient(build_app(host), base_url="http://127.0.0.1:7860") as client:
         assert client.get("/limit").json()["share"] is None and client.get("/export/limit.csv").status_code == 404
         assert "moestro_limit" not in client.get("/metrics").text

@@ -29,7 +29,6 @@ Told = dict[str, Any]
 
 
 def told(meter: Regret, load: int | None, settings: Any, until: Callable[[Told], bool]) -> Told:
-    """What the deck is told, as soon as it is as wanted."""
     version = -1
     while True:
         view = meter.view(load, settings)
@@ -105,8 +104,6 @@ class Stuck(Process):
 
 
 class Slow(Process):
-    """Waits before its first answer until it is let on."""
-
     def __init__(self) -> None:
         super().__init__()
         self.asked, self.go = threading.Event(), threading.Event()

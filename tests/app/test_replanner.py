@@ -60,7 +60,6 @@ def answers(host: Host, number: int) -> None:
 
 @contextmanager
 def looked(host: Host) -> Iterator[threading.Semaphore]:
-    """Released when the host has told the replanner of an answer's end, which may be after its reader knows of it."""
     looks, look = threading.Semaphore(0), host.replanner.look
 
     def told() -> None:
@@ -248,9 +247,7 @@ def test_the_switch_is_remembered(tmp_path: Path) -> None:
         host.close()
 
 
-def test_an_answer_ends_the_planning_and_its_end_begins_it_again(
-    gated_host: Host, gated: type[GatedEngine], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_answer_stops_planning(gated_host: Host, gated: type[GatedEngine], monkeypatch: pytest.MonkeyPatch) -> None:
     host, begun = gated_host, list[Answer]()
     linked(host)
     monkeypatch.setattr(replanner, "AGAIN", ANSWER)

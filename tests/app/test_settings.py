@@ -53,9 +53,7 @@ def test_a_bad_sampling_value_is_told_and_changes_nothing(host: Host) -> None:
     assert host.chats.sampling == replace(before, temperature=0.5)
 
 
-def test_an_engine_that_refuses_or_fails_a_change_is_told(
-    host: Host, monkeypatch: pytest.MonkeyPatch, caplog: Logged
-) -> None:
+def test_an_engine_that_refuses_a_change_is_told(host: Host, monkeypatch: pytest.MonkeyPatch, caplog: Logged) -> None:
     def refuse(self: FakeEngine, changes: Mapping[str, object]) -> None:
         raise BudgetError("The device has only 3 GB free.")
 
@@ -135,7 +133,6 @@ def section(tmp_path: Path) -> Iterator[CacheSection]:
 
 
 def shown(section: CacheSection, values: list[Any]) -> dict[Any, Any]:
-    """What each control would show."""
     return {
         part: value["value"] if isinstance(value, dict) and "value" in value else value
         for part, value in zip(section.outputs, values, strict=True)
@@ -162,7 +159,6 @@ def test_choosing_a_preset_applies_all_its_values(section: CacheSection) -> None
 
 
 def titles(section: CacheSection) -> list[str]:
-    """The entries of the preset menu."""
     menu = dict(zip(section.outputs, section.values(), strict=True))[section.preset.menu]
     return [title for title, _ in menu["choices"]]
 
@@ -237,9 +233,6 @@ def test_a_refused_preset_is_told_and_changes_nothing(section: CacheSection) -> 
         assert "needs a profile of this model" in now[section.alert] and titles(section)[-1] == "MoE-Infinity"
         assert dict(section.host.models.settings) == before
     assert "Needs a profile of the model." in preset("adapmoe").help
-
-
-def test_a_refused_variant_puts_its_menu_back(section: CacheSection) -> None:
     shown_choice, told = section.setting_controls.turn("layer_slots")("adapmoe")
     assert "needs a profile" in told and "Calibrate now" in told and shown_choice == "uniform"
 
@@ -266,9 +259,7 @@ def test_a_preset_on_the_command_line_stands_below_what_else_is_given() -> None:
         cli.parse(["chat", "--preset", "fastest"])
 
 
-def test_a_new_user_begins_with_auto_which_takes_what_is_safe_at_each_load_until_a_budget_is_chosen(
-    tmp_path: Path,
-) -> None:
+def test_a_new_user_begins_with_auto_until_a_budget_is_chosen(tmp_path: Path) -> None:
     with closing(open_host(tmp_path)) as host:
         assert matching(host.models.settings) is preset("auto")
         assert host.models.settings["budget"] == "62%" and host.loader.estimate(host.loader.plan("demo")).slots == 39

@@ -73,9 +73,7 @@ def test_they_are_there_after_a_restart(tmp_path: Path, two: Host) -> None:
 
 
 @pytest.mark.parametrize("other", [{}, {"eviction": "lfu"}, {"prefetch_auto": False}], ids=["same", "policy", "hand"])
-def test_settings_newer_than_what_was_kept_are_as_in_the_preset_where_all_else_is(
-    tmp_path: Path, other: dict[str, object]
-) -> None:
+def test_settings_newer_than_what_was_kept_are_as_in_the_preset(tmp_path: Path, other: dict[str, object]) -> None:
     """Kept by a version that knew neither drafts nor a place of missing experts."""
     known, joined = Settings({**preset("auto").values, **other}), ("drafts", "miss_placement")
     older = {name: value for name, value in known.items() if name not in joined}

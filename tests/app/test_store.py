@@ -18,23 +18,8 @@ from app.store.schema import MIGRATIONS, migrate
 from core.errors import BusyError, MoestroError
 from core.types import ModelShape, StepRecord, Transfer
 from tests.app.conftest import open_store
-from tests.app.records import SHAPE, a_step, load_of
+from tests.app.records import SHAPE, STATS, a_step, load_of
 from tests.app.stores import filled
-
-STATS = {
-    "prompt_tokens": 3,
-    "new_tokens": 2,
-    "ttft_ms": 20.5,
-    "tpot_ms": 9,
-    "tok_s": 3.5,
-    "hit_rate": None,
-    "compute_ms": 1.0,
-    "stall_ms": 0.0,
-    "idle_ms": 0.5,
-    "exact": True,
-    "emulated": False,
-    "reason": "stop",
-}
 
 
 @pytest.mark.parametrize(
@@ -71,15 +56,9 @@ def test_one_process_at_a_time(tmp_path: Path) -> None:
     store.close()
     store.close()
     Store(tmp_path).close()
-
-
-def test_a_closed_store_says_so(tmp_path: Path) -> None:
-    store = Store(tmp_path)
-    store.close()
-    with pytest.raises(StoreError):
-        load_of(store)
-    with pytest.raises(StoreError):
-        store.chats.all()
+    for closed in (lambda: load_of(store), store.chats.all):
+        with pytest.raises(StoreError):
+            closed()
 
 
 def test_a_folder_that_cannot_be_made_is_told(tmp_path: Path) -> None:
@@ -154,7 +133,6 @@ def test_the_routing_of_the_latest_answers_is_remembered_for_the_forecast(store:
 
 
 def test_a_shape_of_an_older_version_is_read() -> None:
-    """It was stored before text-to-text models had layers of an encoder."""
     stored = {"layers": 6, "experts": 32, "top_k": 4, "hidden": 192, "expert_bytes": 1000}
     assert shape_of(json.dumps(stored)) == ModelShape(**stored)
     with pytest.raises(InvalidRow):
@@ -195,38 +173,12 @@ def test_a_store_from_before_the_disk_tier_opens_and_reads_as_it_was(tmp_path: P
         "INSERT INTO loads (model, created, spec, settings, shape, manifest) VALUES ('demo', 1.0, ?, '{}', ?, '{}')",
         ('{"model": "demo", "format": "int4", "group_size": 64}', json.dumps(asdict(SHAPE))),
     )
-    copy = struct.pack("<hhqBBddd", 1, 7, 2**33, 1, 1, 1.0, 1.25, 1.5)  # one on demand, in decode
-    values = {
-        "load": 1,
-        "step": 0,
-        "phase": "decode",
-        "tokens": 1,
-        "started_s": 1.5,
-        "total_ms": 4.0,
-        "compute_ms": 2.5,
-        "stall_ms": 1.0,
-        "idle_ms": 0.5,
-        "copy_ms": 1.25,
-        "prefetch_issued": 0,
-        "prefetch_used": 0,
-        "prefetch_late": 0,
-        "prefetch_wasted": 0,
-        "demand_bytes": 2**33,
-        "prefetch_bytes": 0,
-        "wasted_bytes": 0,
-        "slots": 5,
-        "device_bytes": 6,
-        "budget_bytes": 7,
-        "emulated": 0,
-        "exact": 1,
-        "layers": 2,
-        "top_k": 2,
-        "ids": b"\x01\x00" * 4,
-        "layer": b"\x00\x00",
-        "expert": b"\x01\x00",
-        "outcome": b"\x03",
-        "transfers": copy,
-    }
+    nothing = "prefetch_issued prefetch_used prefetch_late prefetch_wasted prefetch_bytes wasted_bytes emulated".split()
+    values = dict.fromkeys(nothing, 0) | {"load": 1, "step": 0, "phase": "decode", "tokens": 1, "started_s": 1.5}
+    values |= {"total_ms": 4.0, "compute_ms": 2.5, "stall_ms": 1.0, "idle_ms": 0.5, "copy_ms": 1.25}
+    values |= {"demand_bytes": 2**33, "slots": 5, "device_bytes": 6, "budget_bytes": 7, "exact": 1, "layers": 2}
+    values |= {"top_k": 2, "ids": b"\x01\x00" * 4, "layer": b"\x00\x00", "expert": b"\x01\x00", "outcome": b"\x03"}
+    values["transfers"] = struct.pack("<hhqBBddd", 1, 7, 2**33, 1, 1, 1.0, 1.25, 1.5)  # one on demand, in decode
     old.execute(f"INSERT INTO steps ({', '.join(values)}) VALUES ({', '.join('?' * len(values))})", [*values.values()])
     old.close()
     store = open_store(tmp_path)

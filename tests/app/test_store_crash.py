@@ -161,7 +161,6 @@ class Long(GatedEngine):
 
 @pytest.fixture
 def full(tmp_path: Path, gated: type[GatedEngine]) -> Host:
-    """A host that answers in long words, for which there is no room after the first."""
     return open_host(tmp_path, type("LongGated", (Long,), {"gate": gated.gate}))
 
 
@@ -190,9 +189,7 @@ def test_the_last_room_is_left_to_words(tmp_path: Path) -> None:
     assert store.chats.messages(chat)[1].text == "a " * 80
 
 
-def test_an_answer_goes_on_is_shown_whole_and_is_saved_when_there_is_room(
-    full: Host, gated: type[GatedEngine], tmp_path: Path
-) -> None:
+def test_an_answer_goes_on_and_is_saved_later(full: Host, gated: type[GatedEngine], tmp_path: Path) -> None:
     answer = full.chats.ask(None, "hello")
     gated.gate.release(3)
     follow(answer, lambda a: a.n_tokens == 3)
@@ -229,7 +226,6 @@ def test_an_answer_goes_on_is_shown_whole_and_is_saved_when_there_is_room(
 
 
 def unsaved_answer(full: Host, gated: type[GatedEngine]) -> Answer:
-    """One for which there was no room after its first token."""
     answer = full.chats.ask(None, "hello")
     gated.gate.release(1)
     follow(answer, lambda a: a.n_tokens == 1)

@@ -27,7 +27,6 @@ def section(tmp_path: Path) -> Iterator[SubstitutionSection]:
 
 
 def acting(section: SubstitutionSection) -> set[str]:
-    """The general settings whose controls show."""
     shown = dict(zip(section.outputs, section.values(), strict=True))
     return {
         name for name, part in section.setting_controls.controls.items() if "." not in name and shown[part]["visible"]
@@ -55,9 +54,7 @@ LOSSY = "rho rho_order gate gate_margin batch_gate protect protect_super quality
         ({"predictor": "gate", "execute": "always"}, "substitute execute_weights execute_prefill quality_rate"),
     ],
 )
-def test_a_control_shows_where_it_does_something(
-    section: SubstitutionSection, changes: dict[str, object], shown: str
-) -> None:
+def test_a_control_shows_where_it_acts(section: SubstitutionSection, changes: dict[str, object], shown: str) -> None:
     assert section.host.models.change_many({"substitute": "random", **changes}) == ""
     assert acting(section) == {"miss", "execute", *shown.split()}
 

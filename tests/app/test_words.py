@@ -27,22 +27,9 @@ from core.settings.param import declared
 from core.settings.sampling import Sampling
 from core.system.wording import format_bytes
 from core.types import Fit
-from tests.app.test_store import STATS
+from tests.app.records import STATS
 from tests.fake_models import fake_estimate, fake_pack
 from tests.fakes import FakeEngine
-
-FIGURES: dict[str, Any] = {
-    "tok_s": 12.5,
-    "new_tokens": 7,
-    "ttft_ms": 800.0,
-    "hit_rate": 0.75,
-    "compute_ms": 60.0,
-    "stall_ms": 30.0,
-    "idle_ms": 10.0,
-    "reason": "stop",
-    "exact": True,
-    "emulated": False,
-}
 
 
 def fit(model: str = "demo", budget: str = "50%", **changes: Any) -> Fit:
@@ -72,10 +59,12 @@ def test_ranges(low: float, high: float, digits: int, text: str) -> None:
     assert span(low, high, digits) == text
 
 
-def test_a_suggestion_is_made_only_where_it_differs() -> None:
+def test_a_card_says_what_differs() -> None:
     assert 'data-budget="62%"' in fit_card(fit(), "50%")
     assert "data-budget" not in fit_card(fit(), "62%")
     assert "data-budget" not in fit_card(fit(suggested=""), "50%")
+    said = "Text only: visual of this model is not loaded."
+    assert said in fit_card(fit(note=said)) and "Text only" not in fit_card(fit())
 
 
 def test_a_warning_may_be_overridden_and_a_problem_may_not() -> None:
@@ -103,7 +92,7 @@ def test_a_warning_may_be_overridden_and_a_problem_may_not() -> None:
     ],
 )
 def test_the_line_under_an_answer_names_the_disk_only_where_one_was_read(stats: dict[str, Any], line: str) -> None:
-    message = Message(id=1, role="assistant", text="x", state="done", stats=FIGURES | stats, error="", created=0.0)
+    message = Message(id=1, role="assistant", text="x", state="done", stats=STATS | stats, error="", created=0.0)
     assert statistics(message) == line
 
 
@@ -122,15 +111,8 @@ def test_names_and_sizes() -> None:
     ]
 
 
-def test_what_is_not_loaded_is_said() -> None:
-    said = "Text only: visual of this model is not loaded."
-    assert said in fit_card(fit(note=said))
-    assert "Text only" not in fit_card(fit())
-
-
 @pytest.fixture
 def chat(store: Store) -> tuple[Store, int]:
-    """A question with two answers, of which the first is shown again."""
     number, answer = store.chats.begin(None, "What is *a* cache?", "demo", system="Be brief.")
     store.chats.append(answer, 0, "<think>\nHm.\n</think>\n\nA store:\n\n```python\nx = 1")
     store.chats.finish(answer, "stopped", {**STATS, "tok_s": float("nan")})
@@ -160,7 +142,7 @@ def test_json_has_every_branch_with_its_statistics(chat: tuple[Store, int]) -> N
     assert found["shown"] == [question["id"], first["id"]]
     assert [one["parent"] for one in found["messages"]] == [None, question["id"], question["id"]]
     assert question["text"] == "What is *a* cache?" and "statistics" not in question
-    assert (first["state"], first["statistics"]["new_tokens"], first["statistics"]["tok_s"]) == ("stopped", 2, None)
+    assert (first["state"], first["statistics"]["new_tokens"], first["statistics"]["tok_s"]) == ("stopped", 7, None)
     assert second["text"] == "why not</think>Yes."
     with pytest.raises(NothingThere, match="no longer exists"):
         transcript.as_json(store, 99)

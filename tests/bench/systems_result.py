@@ -6,7 +6,6 @@ from bench.harness.workload import NAMES
 
 
 def figures(tpot_ms: float, **more: Any) -> dict[str, Any]:
-    """A system at one budget; the parts of its time add up."""
     return {
         "ttft_ms": 10 * tpot_ms,
         "tpot_ms": tpot_ms,

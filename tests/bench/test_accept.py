@@ -83,9 +83,7 @@ def test_it_is_not_run_again_when_no_time_is_left() -> None:
     assert runner.again(failed, 10, time.monotonic() + 90, print)["limit_s"] <= 90
 
 
-def test_parts_are_printed_and_those_that_would_be_late_left_out(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_parts_that_would_be_late(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     clock = iter((0, 30, 30, 50, 70, 90, 95))
     monkeypatch.setattr("bench.accept.report.monotonic", lambda: next(clock))
     found = Report(100, "by")
@@ -133,18 +131,14 @@ def test_a_subfolder_of_windows_is_anonymous_within_json(monkeypatch: pytest.Mon
     assert runner.anonymous(json.dumps({"at": "C:\\Users\\Ada\\x"})) == '{"at": "~\\\\x"}'
 
 
-def test_without_a_gpu_it_says_so(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_without_a_gpu(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     assert cli.main(["accept", "--save", str(tmp_path / "a.json")]) == 2
     assert "There is no GPU here that torch can use" in capsys.readouterr().err
     assert not list(tmp_path.iterdir())
 
 
-def test_with_one_it_runs_the_chosen_checks(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_with_one_it_runs(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(runner, "made", lambda one: {"name": one.name, "outcome": runner.PASSED, "seconds": 1.0})
     file = tmp_path / "a.json"

@@ -136,9 +136,7 @@ def drawn_suite(monkeypatch: pytest.MonkeyPatch, found: Result) -> None:
     monkeypatch.setattr(command, "suite", lambda name: Suite(measure, lambda r: [f"a table of {r['asked'][0]}"]))
 
 
-def test_a_bench_prints_its_table_and_saves_its_data(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_tables_and_data(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     drawn_suite(monkeypatch, {})
     file = tmp_path / "result.json"
     assert cli.main(["bench", "quick", "--rounds", "2", "--budget", "25%", "--save", str(file)]) == 0
@@ -159,9 +157,7 @@ def test_a_bench_prints_its_table_and_saves_its_data(
     assert "there is no bench 'nothing'" in capsys.readouterr().err
 
 
-def test_an_installed_copy_keeps_results_among_the_data_and_reads_those_it_came_with(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_an_installed_copy_keeps_results_among_the_data(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     came, home = tmp_path / "came", tmp_path / "home"
     results.write(came / "quick-20260101-000000.json", {"bench": "quick"})
     monkeypatch.setattr(results, "FOLDERS", [came])
@@ -191,7 +187,6 @@ def test_what_was_measured_is_kept(tmp_path: Path) -> None:
 
 
 def order(rounds: int, **how: Any) -> tuple[list[tuple[str, int]], dict[str, list[int]]]:
-    """What is measured when, and what is kept of it."""
     seen: list[tuple[str, int]] = []
 
     def one(variant: str, number: int) -> int:

@@ -129,7 +129,7 @@ def test_the_page_has_it() -> None:
 THREADS = 3  # of torch before anything is loaded
 
 
-@pytest.mark.long(0.2)  # below, a program that fails and what is timed; tests/bench/test_paired.py has the intervals
+@pytest.mark.long(0.2)  # below, a program that fails and what is timed; tests/bench/test_speed.py has the intervals
 @pytest.mark.usefixtures("other_programs")
 def test_each_round_has_every_system_and_ratios_have_intervals(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch, "get_num_threads", lambda: THREADS)
@@ -168,8 +168,6 @@ def test_each_round_has_every_system_and_ratios_have_intervals(tmp_path: Path, m
 
 
 class Program:
-    """Counts seconds by the positions that it computes."""
-
     def __init__(self) -> None:
         self.fed: list[list[int]] = []
 
@@ -204,9 +202,7 @@ def test_one_that_runs_in_no_configuration_is_named(tmp_path: Path, monkeypatch:
 
 
 @pytest.mark.parametrize(("choice", "names"), [("all", ["ik", "llama"]), ("ik", ["ik"]), ("none", []), ("", [])])
-def test_nothing_is_installed_unless_it_was_agreed_to(
-    choice: str, names: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_nothing_is_installed(choice: str, names: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "stdin", None)  # nobody can answer
     assert programs.agreed(choice, programs.interpreter(tmp_path)) == names
 

@@ -20,8 +20,6 @@ from tests.policy.views import Looking, Pass
 
 
 class Script(Predictor):
-    """Names what it was told to, call by call."""
-
     starts = True
 
     def __init__(self, *calls: Sequence[Prediction]) -> None:
@@ -114,7 +112,6 @@ LAYERS, EXPERTS, K, HIDDEN = 5, 8, 2, 6
 
 
 def drawn(count: int, seed: int = 0, request: int = 0) -> list[Iteration]:
-    """Some kinds of iterations that come back, each a little different."""
     rng = np.random.default_rng(seed)
     keys, kinds = rng.standard_normal((4, HIDDEN)), rng.dirichlet(np.full(EXPERTS, 0.3), (4, LAYERS))
     found = []
@@ -126,7 +123,6 @@ def drawn(count: int, seed: int = 0, request: int = 0) -> list[Iteration]:
 
 
 def chosen(*experts: int) -> Iteration:
-    """One layer of four experts."""
     one = np.full((1, 4), 0.1, np.float32)
     one[0, list(experts)] = 0.4
     return Iteration(0, np.ones(2, np.float32), one, np.array([experts]))

@@ -13,7 +13,6 @@ from tests.engine.profiles import drawn_profile
 
 
 def profile(engine: Any, *texts: Any, **more: Any) -> Any:
-    """In the place of a calibration."""
     return replace(drawn_profile(engine), times={"att": 0.5, "moe": 0.3, "head": 1.0, "load": 0.7})
 
 
@@ -24,8 +23,6 @@ def calibrated(engine: Any, modes: Any, limit: int) -> Any:
 
 @dataclass
 class Tried:
-    """A suite that ran, and what it said meanwhile."""
-
     result: dict[str, Any]
     text: str
     said: list[str]
@@ -38,7 +35,6 @@ def tried(name: str, keep: Path | None = None, **options: Any) -> Tried:
 
 
 def only(monkeypatch: pytest.MonkeyPatch, module: Any, wanted: Callable[[str], bool]) -> dict[str, Any]:
-    """Some of the predictors, and a drawn profile."""
     found = {name: of for name, of in module.subjects().items() if wanted(name)}
     monkeypatch.setattr(module, "calibrate", profile)
     monkeypatch.setattr(module, "subjects", lambda: found)

@@ -15,6 +15,7 @@ from core.memory.transfer import TransferEngine
 from core.policy.allocation.slot_allocation import Placement
 from core.policy.eviction import policy_maker
 from core.settings.param import Choice
+from core.types import Outcome
 
 LAYERS, EXPERTS = 3, 6
 SPECS = {"gate_up_proj": PartSpec((8, 16), torch.float32), "down_proj": PartSpec((16, 4), torch.float32)}
@@ -53,3 +54,22 @@ def check_bytes(expert_cache: ExpertCache, lease: Lease) -> None:
         if held.ticket is None or held.ticket.done.is_set():
             for view, _ in held.slot.parts(expert_cache.store.codecs[0]).weights.values():
                 assert (view == float(held.segment.eid)).all(), f"slot of {held.segment.eid} holds another expert"
+
+
+def use(cache: ExpertCache, layer: int, *wanted: int, times: int = 1) -> list[Outcome]:
+    for _ in range(times):
+        cache.begin_pass("decode", 1)
+        lease = hold(cache, layer, list(wanted))
+        outcomes = {leased.expert: leased.outcome for leased in lease.segments}
+        cache.release(lease)
+        cache.check_integrity()
+    return [outcomes[expert] for expert in wanted]
+
+
+def residents(cache: ExpertCache, layer: int) -> list[int]:
+    return [expert for expert in range(EXPERTS) if cache.is_resident(layer * EXPERTS + expert)]
+
+
+def landed(cache: ExpertCache) -> None:
+    for eid in list(cache.copies.tickets):
+        cache.copies.wait(eid)

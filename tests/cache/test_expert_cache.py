@@ -99,9 +99,7 @@ def test_a_fresh_cache_is_filled_and_used_experts_stay(scope: str) -> None:
 
 
 @given(st.sets(st.integers(0, 30), min_size=1), st.sets(st.integers(0, 30)), st.integers(1, 40))
-def test_as_many_are_leased_ahead_as_fit_and_nothing_is_fetched_twice(
-    wanted: set[int], resident: set[int], room: int
-) -> None:
+def test_as_many_are_leased_ahead_as_fit_none_fetched_twice(wanted: set[int], resident: set[int], room: int) -> None:
     resident = set(sorted(resident)[:room])
     here, leased = set(resident), list[int]()
     fetched, computed, looked = list[int](), list[int](), list[int]()
@@ -177,7 +175,6 @@ def test_pinned_experts_stay_whatever_happens(name: str, steps: list[tuple[int, 
         expert_cache.release(lease)
         assert all(expert_cache.is_resident(eid) for eid in PINS)
         expert_cache.check_integrity()
-    expert_cache.copies.link.close()
 
 
 def test_pins_are_loaded_at_once_and_counted() -> None:
@@ -206,14 +203,6 @@ def test_a_pinned_expert_leaves_when_there_is_no_other_choice() -> None:
     assert not expert_cache.is_resident(0) and not expert_cache.is_resident(1)
     expert_cache.prefetch([Prediction(1, 3, 0.9)], 0)
     expert_cache.check_integrity()
-
-
-def test_a_prefetch_never_takes_a_pinned_slot() -> None:
-    expert_cache = build(LAYERS * TOP_K)
-    expert_cache.pin([6, 7])
-    expert_cache.prefetch([Prediction(1, 3, 0.9), Prediction(1, 4, 0.8)], 0)
-    assert expert_cache.is_resident(6) and expert_cache.is_resident(7)
-    assert not expert_cache.is_resident(9) and not expert_cache.is_resident(10)
 
 
 @pytest.mark.parametrize("change", [dict(slots=9), dict(scope="global"), dict(slots=LAYERS * EXPERTS)])

@@ -83,7 +83,6 @@ def test_an_order_is_its_predictor_s() -> None:
 
 
 def submitted(name: str, predictions: list[Prediction]) -> list[int]:
-    """In which order a predictor's prefetches are, before the first layer."""
     schedule = Schedule(LAYERS, EXPERTS)
     schedule.use(variant("predictor", name).make.priority, ())
     return [g.layer * EXPERTS + g.expert for g in schedule.sort(predictions, -1)]
@@ -108,9 +107,7 @@ def test_a_queued_prefetch_takes_the_order_of_newer_maps() -> None:
     st.dictionaries(st.integers(0, LAYERS * EXPERTS - 1), st.floats(0, 1), max_size=8),
     st.integers(-1, LAYERS - 1),
 )
-def test_new_predictions_and_queued_ones_are_in_one_order(
-    predicted: list[tuple[int, int, float]], waiting: dict[int, float], at: int
-) -> None:
+def test_new_and_queued_ordered(predicted: list[tuple[int, int, float]], waiting: dict[int, float], at: int) -> None:
     schedule, predictions = Schedule(LAYERS, EXPERTS), [Prediction(*one) for one in predicted]
     tickets = [queued(eid, score) for eid, score in waiting.items()]
     ranked = schedule.rank(predictions, at, tickets, lambda eid: eid not in waiting, VirtualLink(0.5), 1)

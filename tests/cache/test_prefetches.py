@@ -13,8 +13,7 @@ from core.memory.ticket import Ticket
 from core.policy.predict import Prediction
 from core.settings.prefetch import PrefetchSettings
 from core.types import Outcome, Segment
-from tests.cache.machine import EXPERTS, LAYERS, build, hold
-from tests.cache.test_bypass import residents, use
+from tests.cache.machine import EXPERTS, LAYERS, build, hold, landed, residents, use
 
 SLOW = 1e-9  # GB/s: the first copy takes minutes, and no test waits for it: all others are queued on any machine
 both = pytest.mark.parametrize("to_buffer", [False, True], ids=["evicting", "buffered"])
@@ -28,11 +27,6 @@ def cache_with(per_layer: int, *, to_buffer: bool, transit: int = 3, slow: bool 
     if slow:
         cache.copies.link.pace = Pace(gbps=SLOW, latency_us=0.0)
     return cache
-
-
-def landed(cache: ExpertCache) -> None:
-    for eid in list(cache.copies.tickets):
-        cache.copies.wait(eid)
 
 
 @both
@@ -78,9 +72,7 @@ def test_a_queued_prefetch_that_is_not_wanted_is_cancelled(to_buffer: bool) -> N
 
 
 @both
-def test_a_failed_prefetch_is_never_computed_from_and_can_be_fetched_again(
-    to_buffer: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_failed_prefetch_is_unused_and_can_be_fetched_again(to_buffer: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     cache = cache_with(3, to_buffer=to_buffer)
     with monkeypatch.context() as patched:
         patched.setattr(cache.copies.link, "_fetch", lambda eid, slot: 1 / 0)

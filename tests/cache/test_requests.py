@@ -35,20 +35,15 @@ token = st.lists(st.lists(ids, min_size=K, max_size=K, unique=True), min_size=LA
 
 
 def state_of(cache: ExpertCache) -> tuple[object, ...]:
-    """All that later decisions depend on."""
     guard, core = cache.prefetch_queue.guard, cache.core
     rates = [guard.rate(eid) for eid in range(LAYERS * EXPERTS)]
     return core.policy.score.tolist(), core.last_used.tolist(), core.tick, core.layer, rates, [*map(bool, core.table)]
 
 
 def leased(cache: ExpertCache, layer: int, wanted: list[int]) -> list[LeasedSegment]:
-    """The requests of one layer, each expert's bytes checked."""
     lease = hold(cache, layer, wanted)
     cache.release(lease)
     return lease.requests
-
-
-# ---------------------------------------------------------------------------------------------------- all of them hits
 
 
 @pytest.mark.parametrize("eviction", layered(["lru", "lfu", "lcp", "plec"], quick=lambda name: name in ("lru", "lcp")))
@@ -90,12 +85,7 @@ def test_a_look_up_finds_nothing_unless_all_are_hits_and_no_prefetch_is_pending(
     assert requested_twice("none").lookup_all_hits(0, [0]) is None, "they are evicted after their step"
 
 
-# ------------------------------------------------------------------------------------------------------ after a token
-
-
 class HostTable(AddressTable):
-    """In host memory."""
-
     def __init__(self, expert_cache: ExpertCache) -> None:
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(torch.Tensor, "pin_memory", lambda tensor: tensor)
@@ -162,9 +152,6 @@ def test_a_copy_is_read_in_its_slot_by_the_token_after_the_next() -> None:
     assert table.updates == 4
 
 
-# -------------------------------------------------------------------------------------------------- of several blocks
-
-
 OFTEN = {*itertools.product(("lru", "lfu", "lcp", "plec", "none"), ("layer",)), ("plec", "global")}
 
 
@@ -207,7 +194,6 @@ def virtual(blocks: int, capacity: int, scope: str, eviction: str) -> tuple[Expe
 
 
 def place(cache: ExpertCache, eid: int) -> Residence:
-    """Of one expert, by the definition of each place."""
     held = len(cache.core.table[eid])
     if not held:
         return Residence.DISK if cache.store.origin(eid) == "disk" else Residence.HOST
@@ -255,9 +241,7 @@ def play(cache: ExpertCache, move: Move) -> list[tuple[Any, ...]]:
 )
 @settings(max_examples=15)
 @given(blocks=st.sampled_from([2, 3]), capacity=st.integers(K, EXPERTS), made=st.lists(moves, max_size=25))
-def test_the_number_of_blocks_changes_no_decision(
-    eviction: str, scope: str, blocks: int, capacity: int, made: Sequence[Move]
-) -> None:
+def test_blocks_decide_nothing(eviction: str, scope: str, blocks: int, capacity: int, made: Sequence[Move]) -> None:
     """The same requests over experts of one block and of several: the same outcomes, waits, evictions and copies, each
     of a whole expert and of its bytes."""
     one, whole = virtual(1, capacity, scope, eviction)

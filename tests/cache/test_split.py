@@ -205,9 +205,7 @@ def test_tokens_and_prompts_leave_the_tops_of_as_many_experts_as_there_is_room_f
     more=st.integers(0, 2 * BLOCKS),
     made=st.lists(moves, max_size=20),
 )
-def test_no_layer_keeps_more_than_its_slots(
-    capacities: list[int], tops: list[int], more: int, made: Sequence[Move]
-) -> None:
+def test_layers_keep_to_their_slots(capacities: list[int], tops: list[int], more: int, made: Sequence[Move]) -> None:
     buffer, spare = K * BLOCKS + more, itertools.count(10_000)
     core = split_core(capacities, tops, buffer=buffer)
     for move in made:

@@ -21,8 +21,6 @@ POLICIES = [one.name for one in variants("eviction")]
 
 
 class Recording(Eviction):
-    """Writes down every use."""
-
     def __init__(self, expert_index: ExpertIndex) -> None:
         super().__init__(expert_index)
         self.uses: list[tuple[int, int, int]] = []

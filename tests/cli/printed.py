@@ -11,7 +11,6 @@ LAYERS, EXPERTS, K = 3, 16, 2  # of the fixture `trace`
 
 
 def printed(command: str, capsys: pytest.CaptureFixture[str], *words: object) -> tuple[dict[str, Any], str]:
-    """The object of its last line, and the lines before it."""
     assert cli.main([command, *map(str, words), "--json"]) == 0
     *lines, last = capsys.readouterr().out.splitlines()
     return json.loads(last), "\n".join(lines)

@@ -35,7 +35,6 @@ def loaded(model: Path) -> Iterator[Engine]:
 
 @pytest.fixture
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """An empty data folder, and a text beside it."""
     monkeypatch.setenv("MOESTRO_HOME", str(tmp_path / "home"))
     (tmp_path / "text.txt").write_text("Some words to be read by a very small model.", encoding="utf-8")
     return tmp_path / "home"
@@ -43,7 +42,6 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def once(loaded: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Commands share one loaded engine."""
     monkeypatch.setattr(chat, "load", lambda spec: loaded)
     monkeypatch.setattr(loaded, "unload", lambda: None)
 
@@ -78,9 +76,7 @@ def test_a_profile_is_kept_and_completed(model: Path, home: Path, capsys: pytest
 
 
 @pytest.mark.usefixtures("once")
-def test_a_preset_says_how_its_paper_trains_and_an_option_overrides_it(
-    model: Path, home: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_an_option_overrides_how_a_preset_trains(model: Path, home: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Of a profile it needs nothing yet, though the predictor that it sets does."""
     words = "--parts", "estimator", "--preset", "speculating_estimator", "--json"
     assert profile(model, home, *words) == 0

@@ -65,21 +65,8 @@ def talk(monkeypatch: pytest.MonkeyPatch, *lines: str, options: Sequence[str] = 
 
 
 def test_one_prompt_streams_and_ends_with_one_json_line(engine: Engine, capsys: pytest.CaptureFixture[str]) -> None:
-    words = [
-        "chat",
-        "--model",
-        "demo",
-        "--budget",
-        "25%",
-        "--temperature",
-        "0",
-        "--max-new-tokens",
-        "14",
-        "--prompt",
-        "What does heapq.heappush do?",
-        "--json",
-    ]
-    assert cli.main(words) == 0
+    words = "chat --model demo --budget 25% --temperature 0 --max-new-tokens 14 --json --prompt".split()
+    assert cli.main([*words, "What does heapq.heappush do?"]) == 0
     answer, line = capsys.readouterr().out.splitlines()
     assert answer == WORDS
     found = json.loads(line)
@@ -208,9 +195,7 @@ def test_settings_change_while_talking(
     assert len(engine.asked) == 1
 
 
-def test_json_follows_every_answer(
-    engine: Engine, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_json_per_answer(engine: Engine, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     talk(monkeypatch, "one", "two", options=["--json"])
     lines = capsys.readouterr().out.splitlines()
     assert [json.loads(line)["new_tokens"] for line in lines[1::2]] == [4, 4]
@@ -220,9 +205,7 @@ def interrupt_at(token: int) -> Callable[[int], None]:
     return lambda n: signal.raise_signal(signal.SIGINT) if n == token else None
 
 
-def test_ctrl_c_stops_the_answer_and_not_the_chat(
-    engine: Engine, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_ctrl_c_stops_it(engine: Engine, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     before = signal.getsignal(signal.SIGINT)
     engine.on_token = interrupt_at(2)
     assert talk(monkeypatch, "one", "two", options=["--max-new-tokens", "100"]) == 0
@@ -255,9 +238,7 @@ def test_progress_says_each_step_once(capsys: pytest.CaptureFixture[str]) -> Non
     assert capsys.readouterr().err == "Reading\nReady\n"
 
 
-def test_a_lossy_answer_is_scored_and_says_so(
-    engine: Engine, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_lossy_answer(engine: Engine, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     told = Quality(
         answer=2,
         tokens=4,

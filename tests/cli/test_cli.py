@@ -85,9 +85,7 @@ def help_of(words: list[str], capsys: pytest.CaptureFixture[str]) -> str:
 
 
 @pytest.mark.parametrize("command", ["chat", "ui", "eval", "calibrate"])
-def test_help_is_what_is_used_often_and_says_where_the_rest_is(
-    command: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_help_is_what_is_used_often_and_where_the_rest_is(command: str, capsys: pytest.CaptureFixture[str]) -> None:
     brief, whole = (help_of([command, asked], capsys) for asked in ("--help", "--help-all"))
     assert "--budget " in brief and "--help-all" in brief
     for rare in ("--threads ", "--link-gbps ", "--rho "):  # two that are advanced, and one that depends on --miss
@@ -101,9 +99,7 @@ def test_calibrating_has_two_words(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.parse(["profile"]).run is cli.parse(["calibrate"]).run
 
 
-def test_help_says_where_the_data_are(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_help_on_the_data(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("MOESTRO_HOME", str(tmp_path))
     said = help_of(["--help"], capsys)
     assert "MOESTRO_HOME" in said and str(tmp_path) in "".join(said.split())
@@ -185,9 +181,7 @@ def test_an_expected_error_is_one_line(monkeypatch: pytest.MonkeyPatch, capsys: 
     assert capsys.readouterr().err == "That does not fit.\n"
 
 
-def test_an_unforeseen_error_goes_to_a_log(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
+def test_errors_are_logged(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     monkeypatch.setenv("MOESTRO_HOME", str(tmp_path))
     assert failing(ZeroDivisionError("by nought"), monkeypatch) == 1
     printed = capsys.readouterr().err

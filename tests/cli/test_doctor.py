@@ -38,7 +38,6 @@ GPU = {
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Small measurements, an empty data directory, and a torch that asks the GPU nothing: it may not be there."""
     monkeypatch.setenv("MOESTRO_HOME", str(tmp_path))
     monkeypatch.setattr(probes.disk, "__defaults__", (2 * probes.MB,))
     monkeypatch.setattr(probes.link, "__defaults__", (2, 2 * probes.MB))
@@ -59,9 +58,7 @@ def test_it_reports_this_machine(capsys: pytest.CaptureFixture[str], tmp_path: P
 
 
 @pytest.mark.skipif(not supported(), reason="no kernels for this CPU")
-def test_it_shows_which_way_of_a_product_is_taken(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_it_shows_the_way(capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     cli.main(["doctor"])
     assert ", 512 x 512, 16 rows: " in capsys.readouterr().out, "timed now, for a small matrix"
     monkeypatch.setattr(choice, "_timed", {})
@@ -151,9 +148,7 @@ def test_a_compiler_that_is_named_and_absent_is_said(monkeypatch: pytest.MonkeyP
     assert "a C compiler" in kernels.lacking() and kernels.notice(torch.device("cpu")) == ""
 
 
-def test_a_gpu_that_torch_cannot_use_is_a_problem(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_unusable_gpu_is_a_problem(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     monkeypatch.setattr(torch.version, "cuda", None)  # a CPU build
     monkeypatch.setattr(
@@ -171,9 +166,7 @@ def test_without_a_driver_there_is_nothing_to_say(monkeypatch: pytest.MonkeyPatc
 
 
 @pytest.mark.parametrize("done", [True, False])
-def test_doctor_replaces_torch_before_any_of_it_is_imported(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, done: bool
-) -> None:
+def test_doctor_replaces_torch(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, done: bool) -> None:
     did: list[str] = []
     monkeypatch.setattr(doctor.installer, "replace_torch", lambda: did.append("replaced") or done)
     monkeypatch.setattr(doctor, "examine", lambda folder: did.append("examined") or {"problems": []})

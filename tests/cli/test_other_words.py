@@ -121,9 +121,7 @@ def test_without_packages_an_unknown_option_installs_nothing() -> None:
 
 
 @pytest.mark.parametrize("command", [*MODULES, "profile"])
-def test_the_options_that_a_bare_machine_knows_are_the_commands(
-    command: str, parsers: dict[str, CommandParser]
-) -> None:
+def test_the_options_that_a_bare_machine_knows_are_commands(command: str, parsers: dict[str, CommandParser]) -> None:
     assert {*parsers[ALIASES.get(command, command)].options()} <= {*bare_help.known_options(command)}
     assert bare_help.answer(command, [command, "--help"]) == (0, bare_help.section(command)) != (0, "")
 

@@ -2,15 +2,17 @@
 
 import argparse
 import os
+import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
+from typing import Any, TextIO
 
 import pytest
 
 from app import cli
-from app.cli import MODULES, build_parser
+from app.cli import CLOSED, MODULES, build_parser
 from app.services.analysis.question import Question
 from app.services.analysis.sources import RoutingSource
 from app.services.calibrator import Reading
@@ -24,6 +26,8 @@ from core.errors import MoestroError
 from core.importing import import_model
 from core.system.paths import expanded
 from tests.app.conftest import open_host
+from tests.pack.packs import write_pack
+from tests.selection import layered
 
 NOBODY = "~nosuchuser/models/x"
 TAKEN = "exists already, and nothing is ever overwritten"
@@ -66,9 +70,7 @@ def test_a_command_says_it(
     assert code == (0 if words[0] == "models" else 2) and not list(tmp_path.iterdir())
 
 
-def test_the_data_folder_of_nobody_is_an_error(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_data_folder_of_nobody_is_told(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setenv("MOESTRO_HOME", NOBODY)
     with pytest.raises(MoestroError, match="~nosuchuser"):
         data_dir()
@@ -100,12 +102,8 @@ def test_what_lists_models_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert "~nosuchuser" in entry.problem
 
 
-# -- places where nothing can be written -------------------------------------------------------------------------------
-
-
 @pytest.fixture
 def unused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """No model is loaded: what cannot be written is known before."""
     monkeypatch.setattr("app.cli.chat.load", lambda spec: pytest.fail("the model was loaded first"))
     monkeypatch.setenv("MOESTRO_HOME", str(tmp_path / "home"))
 
@@ -124,7 +122,7 @@ WRITING = {
 @pytest.mark.usefixtures("unused")
 @pytest.mark.parametrize("option", WRITING)
 @pytest.mark.parametrize("folder", ["/proc", "/proc/self/nowhere"])
-def test_a_result_that_has_no_place_is_known_at_once(
+def test_a_result_without_a_place_is_known_at_once(
     option: str, folder: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert cli.main([*WRITING[option], f"{folder}/result"]) == 2
@@ -136,9 +134,7 @@ def test_a_result_that_has_no_place_is_known_at_once(
 @pytest.mark.usefixtures("unused")
 @pytest.mark.parametrize("option", WRITING)
 @pytest.mark.parametrize("ending", ["", ".part"])
-def test_no_file_of_the_users_is_overwritten(
-    option: str, ending: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_no_file_is_overwritten(option: str, ending: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     thesis = tmp_path / f"thesis.txt{ending}"
     thesis.write_text("mine")
     assert cli.main([*WRITING[option], str(tmp_path / "thesis.txt")]) == 2
@@ -177,3 +173,78 @@ def test_a_read_only_data_folder(tmp_path: Path) -> None:
 def test_an_import_to_a_place_that_takes_no_files(tmp_path: Path) -> None:
     with pytest.raises(MoestroError, match=r"/proc/pack cannot be written: .*choose another directory"):
         import_model("demo", Path("/proc/pack"))
+
+
+ROOT = Path(__file__).resolve().parents[2]
+NOISE = ("Exception ignored", "Traceback", "BrokenPipe", "Errno")
+
+
+@pytest.fixture(autouse=True)
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("MOESTRO_HOME", str(tmp_path))
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "hub"))
+    return tmp_path
+
+
+@pytest.fixture
+def unread() -> Iterator[TextIO]:
+    """The writing end of a pipe that nobody reads."""
+    reads, writes = os.pipe()
+    os.close(reads)
+    with os.fdopen(writes, "w") as stream:
+        yield stream
+
+
+@pytest.mark.parametrize("words", [["models"], ["models", "--json"], ["eval", "--list"], ["settings"], ["data"]])
+def test_its_output_is_closed(words: list[str], unread: TextIO, monkeypatch: pytest.MonkeyPatch, home: Path) -> None:
+    write_pack(home / "packs" / "Some")
+    with monkeypatch.context() as patch:
+        patch.setattr(sys, "stdout", unread)
+        assert cli.main(words) == CLOSED
+    unread.write("this is thrown away")  # nor does what is written later, at the interpreter's end, fail
+    unread.flush()
+    assert not (home / "moestro.log").exists()
+
+
+@pytest.mark.parametrize("words", [["models", "--delete", "Nobody"], ["chat", "--model", "nowhere", "--prompt", "x"]])
+def test_its_errors_are_closed(words: list[str], unread: TextIO, monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(sys, "stderr", unread)
+        assert cli.main(words) == CLOSED
+
+
+def test_another_broken_pipe(monkeypatch: pytest.MonkeyPatch, home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A worker process that died is no reader that has left."""
+
+    def run(args: Any) -> int:
+        raise BrokenPipeError(32, "Broken pipe")
+
+    monkeypatch.setattr(MODULES["models"], "run", run)
+    assert cli.main(["models"]) == 1
+    assert "Unexpected error" in capsys.readouterr().err and (home / "moestro.log").exists()
+
+
+@pytest.mark.parametrize(
+    ("words", "unbuffered"),
+    layered(
+        [(["models"], ""), (["models"], "1"), (["settings"], ""), (["eval", "--help"], "")],
+        quick=lambda case: case == (["models"], ""),
+    ),
+)
+def test_the_process_ends_without_noise(words: list[str], unbuffered: str) -> None:
+    reads, writes = os.pipe()
+    os.close(reads)
+    try:
+        done = subprocess.run(
+            [sys.executable, str(ROOT / "launch.py"), *words],
+            stdout=writes,
+            stderr=subprocess.PIPE,
+            env={**os.environ, "PYTHONUNBUFFERED": unbuffered},
+            text=True,
+            timeout=120,
+            check=False,
+        )
+    finally:
+        os.close(writes)
+    assert done.returncode in (CLOSED, 0 if "--help" in words else CLOSED)
+    assert not any(word in done.stderr for word in NOISE), done.stderr

@@ -84,9 +84,7 @@ def test_the_least_budget_for_a_speed(profile: Path, capsys: pytest.CaptureFixtu
     assert "No budget reaches 4 ms a token" in capsys.readouterr().err
 
 
-def test_from_a_trace_with_and_without_a_profile(
-    trace: Path, profile: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_of_a_trace_with_and_without_a_profile(trace: Path, profile: Path, capsys: pytest.CaptureFixture[str]) -> None:
     alone, table = result(capsys, "--trace", trace, *TIMES, "--tokens", 100)
     assert alone["statistics"]["tokens"] == 100 and "no predictions" in table and "as given" in table
     both, _ = result(capsys, "--trace", trace, "--profile", profile)

@@ -139,9 +139,7 @@ def test_no_secret_reaches_the_log_or_the_terminal(
     ("command", "word"), [("ui", "--tok"), ("batch", "--key"), ("batch", "--Token"), ("ui", "--key")]
 )
 @pytest.mark.parametrize("joined", [False, True])
-def test_a_misspelt_option_is_named_without_its_value(
-    home: Path, capsys: pytest.CaptureFixture[str], command: str, word: str, joined: bool
-) -> None:
+def test_misspelt_option(home: Path, capsys: pytest.CaptureFixture[str], command: str, word: str, joined: bool) -> None:
     value = "s3cret-value-of-mine"
     given = [f"{word}={value}"] if joined else [word, value]
     with pytest.raises(SystemExit):

@@ -123,9 +123,7 @@ def test_a_preset_replays_its_cache_and_its_prefetcher(trace: Path, capsys: pyte
 
 
 @pytest.mark.long(0.1)
-def test_what_is_asked_beside_a_preset_goes_before_it(
-    trace: Path, profile: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_what_is_asked_goes_before_a_preset(trace: Path, profile: Path, capsys: pytest.CaptureFixture[str]) -> None:
     given = "--trace", trace, "--slots", "25%", *TIMES
     ring, _ = result(capsys, *given, "--preset", "se_moe")
     assert ring["prefetching"]["none"]["25%"]["all_next"]["issued"] > 0 == ring["hit_rate"]["none"]["25%"]
@@ -188,18 +186,14 @@ def test_what_cannot_be_placed_is_said(trace: Path, capsys: pytest.CaptureFixtur
     assert why in capsys.readouterr().err
 
 
-def test_a_profile_of_another_model_is_refused(
-    trace: Path, profile: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_another_models_profile(trace: Path, profile: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     np.savez(tmp_path / "other.npz", experts=routes(0, 20, 8, 2, K).transpose(1, 0, 2))
     assert cli.main(["simulate", "--trace", str(tmp_path / "other.npz"), "--profile", str(profile)]) == 2
     assert "layers of 16 experts" in capsys.readouterr().err
 
 
 @pytest.mark.long(0.1)
-def test_prefetchers_beside_what_perfect_prefetching_would_reach(
-    trace: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_prefetchers_beside_what_perfect_prefetching_reaches(trace: Path, capsys: pytest.CaptureFixture[str]) -> None:
     words = ("--trace", trace, "--slots", "25%,50%", "--predictors", "recent, none,transitions")
     words += (*"--compute-ms 6 --load-ms 2 --start filled".split(),)
     found, table = result(capsys, *words)
@@ -219,9 +213,7 @@ def test_prefetchers_beside_what_perfect_prefetching_would_reach(
 
 
 @pytest.mark.long(0.1)
-def test_settings_of_prefetchers_act_and_times_may_come_from_a_profile(
-    tmp_path: Path, trace: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_settings_of_prefetchers_and_times(tmp_path: Path, trace: Path, capsys: pytest.CaptureFixture[str]) -> None:
     given = ("--trace", trace, "--predictors", "transitions", "--slots", "25%", "--policies", "lfru")
     given += ("--compute-ms", 6, "--load-ms", 3)
     plain, _ = result(capsys, *given)

@@ -20,8 +20,6 @@ def alone(engine: Engine, text: str | Ids, sampling: Sampling) -> list[int]:
 
 
 class Answers:
-    """What came of a batch."""
-
     def __init__(self) -> None:
         self.tokens: dict[object, list[int]] = {}
         self.text: dict[object, str] = {}

@@ -1,7 +1,5 @@
 """A tiny chat model on disk, and an engine over it with half of its experts resident."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -31,13 +29,11 @@ def large(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def small(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A dense model with the same tokens."""
     return dense(tmp_path_factory.mktemp("small"))
 
 
 @pytest.fixture
 def fresh(model: Path) -> Iterator[Engine]:
-    """Loaded for one test."""
     engine = Engine.load(LoadSpec.checked(str(model), Settings({"budget": "50%"}), context=256))
     yield engine
     engine.unload()

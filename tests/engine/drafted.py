@@ -1,6 +1,6 @@
-"""Answers with what was drawn, recorded and computed for each of their tokens."""
+"""Answers with what was drawn, recorded and computed for each of their tokens, and models whose tokens are guessed."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -11,6 +11,27 @@ from core.types import AnswerStats, Ids, StepRecord
 
 TOKENS = 40
 PROMPT = "The cat sat on the mat. The dog sat on the mat. The cat sat on the mat. The dog"
+IDS = Ids([5, 9, 200, 31, 31, 7, 8, 9])
+HOW: dict[str, Any] = dict(arithmetic="fast", context=256)
+
+
+def guessing(engine: Engine, count: int | None, source: str = "lookup") -> None:
+    """As many tokens always, or as the gate says, or None: none at all."""
+    engine.change({"drafts": "off" if count is None else source})
+    drafter, fixed = engine.parts.drafter, count or None
+    drafter.gate.fixed = fixed if source == "lookup" else None
+    drafter.head_gate.fixed = drafter.model_gate.fixed = fixed
+
+
+def first_tokens(pieces: Iterator[Any], most: int, then: Callable[[], object]) -> list[int]:
+    """The tokens of an answer; after so many, `then` is called."""
+    found = list[int]()
+    for piece in pieces:
+        if piece.token is not None:
+            found.append(piece.token)
+            if len(found) == most:
+                then()
+    return found
 
 
 class Answer:

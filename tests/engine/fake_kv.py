@@ -1,7 +1,5 @@
 """A KV memory whose content is the tokens themselves, so that a wrong prefix shows at once, and requests against it."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -25,7 +23,7 @@ class FakeMemory:
     used: bool = False  # since it was made, or made like one that was
     full: bool = False  # nothing can be put back: the GPU has no memory left
 
-    def like(self, other: FakeMemory) -> None:
+    def like(self, other: "FakeMemory") -> None:
         self.used = self.used or other.used
 
     def compute(self, kv: SequenceKV, tokens: list[int]) -> None:

@@ -144,8 +144,6 @@ def tiny(tmp_path: Path) -> Path:
 
 
 class Seen:
-    """The progress of a load; sets `cancel` when the distance begins to be measured."""
-
     def __init__(self, cancel: threading.Event | None = None) -> None:
         self.cancel, self.measured = cancel, 0
 
@@ -156,7 +154,6 @@ class Seen:
 
 
 def test_by_default_the_demo_model_is_fast_by_measurement(kept: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As everybody loads it first."""
     monkeypatch.setattr(program_trial, "PIECES", PIECES)
     assert declared(LoadSpec)["arithmetic"].default == LoadSpec().arithmetic == "auto"
     for measures in (True, False):
@@ -264,9 +261,7 @@ def test_what_is_compared() -> None:
     assert agreed == [0.0, 0.0]
 
 
-def test_a_load_chooses_among_all_threads_after_its_trials_and_after_other_loads(
-    model: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_load_chooses_among_all_threads_whatever_was_before(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(arithmetic, "_of_process", {})
     monkeypatch.setattr(arithmetic, "_file", None)
     offered: list[int] = []

@@ -64,7 +64,6 @@ def loaded(path: Path) -> Iterator[Engine]:
 
 @torch.inference_mode()
 def alone(path: Path) -> list[list[torch.Tensor]]:
-    """transformers' own logits for each prompt, and its greedy answer."""
     model, found = transformers_own(path, torch.float32), []
     for prompt in PROMPTS:
         cache, ids = DynamicCache(config=model.config), prompt
@@ -119,9 +118,7 @@ def test_wrong_logits_are_found_before_an_answer_has_them(tmp_path: Path, monkey
 
 
 @pytest.mark.long(0.1)
-def test_what_is_wrong_from_a_length_on_keeps_longer_prompts_alone(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_is_wrong_from_a_length_on_keeps_longer_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path, compute = save(random_model("gpt_oss"), tmp_path), packed.Packing.compute
 
     def wrong(self: Any, tokens: Any, lengths: list[int], *rest: Any) -> torch.Tensor:

@@ -22,12 +22,10 @@ from tests.selection import layered
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A pack of a sound model as it is."""
     return import_model(str(make_model(tmp_path_factory.mktemp("model"))), tmp_path_factory.mktemp("packs") / "whole")
 
 
 def damage(pack: Path, copy: Path, name: str, at: int) -> Path:
-    """A copy of a pack with one bit of one file flipped."""
     shutil.copytree(pack, copy)
     raw = bytearray((copy / name).read_bytes())
     raw[at] ^= 1

@@ -1,7 +1,5 @@
 """Guesses follow the longest match in the text, and the gate that decides how many are worth a pass."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Sequence
 from types import SimpleNamespace
@@ -92,45 +90,47 @@ class Memory:
         self._clock[0] += 0.005
 
 
+def drafting(source: str, model: Any = None) -> drafter.Drafter:
+    made = drafter.Drafter(SimpleNamespace(built_s=0.0), 8, model=model)  # type: ignore[arg-type]
+    made.configure(None, DraftSettings(source))
+    return made
+
+
+def sequence(ids: Sequence[int], memory: Any = None) -> Any:
+    kv = SimpleNamespace(memory=memory or SimpleNamespace(unsettled=False))
+    return SimpleNamespace(kv=kv, ids=[*ids], drawn=0, stop=SimpleNamespace(limit=999), lookup=Lookup())
+
+
+def step(total_ms: float) -> Any:
+    return SimpleNamespace(total_ms=total_ms)
+
+
 def test_what_states_take_is_the_time_of_the_guesses(monkeypatch: pytest.MonkeyPatch) -> None:
-    """... and not of the pass that comes after them."""
     clock, took = [0.0], list[tuple[int, float]]()
     monkeypatch.setattr(drafter.time, "perf_counter", lambda: clock[0])
-    program: Any = SimpleNamespace(built_s=0.0)
-    drafting = drafter.Drafter(program, 8)
-    drafting.configure(None, DraftSettings("lookup"))
-    monkeypatch.setattr(drafting.gate, "took", lambda rows, kept, ms, *more: took.append((rows, ms)) or 0.0)
-    memory = Memory(clock)
-    sequence: Any = SimpleNamespace(
-        kv=SimpleNamespace(memory=memory), ids=[1, 2, 3] * 4, drawn=0, stop=SimpleNamespace(limit=99), lookup=Lookup()
-    )
+    drafts, memory = drafting("lookup"), Memory(clock)
+    monkeypatch.setattr(drafts.gate, "took", lambda rows, kept, ms, *more: took.append((rows, ms)) or 0.0)
+    one = sequence([1, 2, 3] * 4, memory)
     for guesses in (0, 2, 0, 0, 2):
-        drafting.gate.fixed = guesses
+        drafts.gate.fixed = guesses
         began_s = clock[0]
-        drafting.draft(sequence, True)
-        assert len(sequence.draft) == guesses
+        drafts.draft(one, True)
+        assert len(one.draft) == guesses
         clock[0] += 0.010
-        step: Any = SimpleNamespace(total_ms=1e3 * (clock[0] - began_s))
-        drafting.passed(sequence, [1], step)
-        memory.unsettled, drafting._rest = guesses > 0, 0
+        drafts.passed(one, [1], step(1e3 * (clock[0] - began_s)))
+        memory.unsettled, drafts._rest = guesses > 0, 0
     assert [(rows, round(ms, 6)) for rows, ms in took] == [(0, 10), (2, 10), (0, 10), (0, 10), (2, 15)]
 
 
 def test_passes_in_which_something_else_is_compared_teach_no_times(monkeypatch: pytest.MonkeyPatch) -> None:
-    """They may take several times as long; what would have been guessed right counts."""
     took, judged = list[int](), list[int]()
-    drafting = drafter.Drafter(SimpleNamespace(built_s=0.0), 8)  # type: ignore[arg-type]
-    drafting.configure(None, DraftSettings("lookup"))
-    monkeypatch.setattr(drafting.gate, "took", lambda rows, *more: took.append(rows) or 0.0)
-    monkeypatch.setattr(drafting.gate, "judged", lambda *about: judged.append(1))
-    memory = SimpleNamespace(unsettled=False)
-    sequence: Any = SimpleNamespace(
-        kv=SimpleNamespace(memory=memory), ids=[1, 2, 3] * 4, drawn=0, stop=SimpleNamespace(limit=99), lookup=Lookup()
-    )
+    drafts, one = drafting("lookup"), sequence([1, 2, 3] * 4)
+    monkeypatch.setattr(drafts.gate, "took", lambda rows, *more: took.append(rows) or 0.0)
+    monkeypatch.setattr(drafts.gate, "judged", lambda *about: judged.append(1))
     for allowed in (False, True):
-        drafting.draft(sequence, allowed)
-        drafting.passed(sequence, [1], SimpleNamespace(total_ms=9.0))  # type: ignore[arg-type]
-        drafting._rest = 0
+        drafts.draft(one, allowed)
+        drafts.passed(one, [1], step(9.0))
+        drafts._rest = 0
     assert len(took) == 1 and len(judged) == 2
 
 
@@ -138,27 +138,19 @@ def test_while_nothing_is_guessed_few_passes_are_looked_at(monkeypatch: pytest.M
     """Guessing by computing does not pay: its gate is told of some passes, and counts all of them."""
     told, asked = list[int](), list[int]()
     model: Any = SimpleNamespace(token_ms=1.0, forget=lambda: None, first_ms=lambda ids: asked.append(1), guess=None)
-    drafting = drafter.Drafter(SimpleNamespace(built_s=0.0), 8, model=model)  # type: ignore[arg-type]
-    drafting.configure(None, DraftSettings("model"))
-    took = drafting.model_gate.took
-    monkeypatch.setattr(drafting.model_gate, "took", lambda *about: (told.append(1), took(*about))[1])
-    sequence: Any = SimpleNamespace(
-        kv=SimpleNamespace(memory=SimpleNamespace(unsettled=False)),
-        ids=[*range(9)],
-        drawn=0,
-        stop=SimpleNamespace(limit=999),
-    )
+    drafts, one = drafting("model", model), sequence(range(9))
+    gate, took = drafts.model_gate, drafts.model_gate.took
+    monkeypatch.setattr(gate, "took", lambda *about: (told.append(1), took(*about))[1])
     for _ in range(200):
-        drafting.draft(sequence, True)
-        assert not sequence.draft
-        drafting.passed(sequence, [1], SimpleNamespace(total_ms=9.0))  # type: ignore[arg-type]
-    gate = drafting.model_gate
+        drafts.draft(one, True)
+        assert not one.draft
+        drafts.passed(one, [1], step(9.0))
     assert 200 - drafter.SELDOM <= gate._passes <= 200
     assert len(told) < 25 and len(asked) < len(told)
     assert gate.ready and gate.took_ms(1) is not None
     guesses = [7, 7]
     model.first_ms, model.guess = lambda ids: 0.0, lambda ids, count: guesses[:count]
     gate.fixed = 2
-    drafting._asks_in = 0
-    drafting.draft(sequence, True)
-    assert sequence.draft == guesses
+    drafts._asks_in = 0
+    drafts.draft(one, True)
+    assert one.draft == guesses

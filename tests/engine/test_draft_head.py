@@ -1,7 +1,5 @@
-"""Tokens that the model's own head guesses, or a dense model: answers are the ones without, token by token and bit for
-bit; what the head's experts were asked for is counted apart; and its keys and values follow what was accepted."""
-
-from __future__ import annotations
+"""The head that guesses tokens (answers with it: test_drafts.py): its passes are the modules', its experts are counted
+apart, it rests where it is not worth it, and what it keeps of a text is what its own passes would."""
 
 import random
 import threading
@@ -16,30 +14,19 @@ from core.capacity.plan import plan
 from core.engine import Engine
 from core.engine.draft_lookup import Guess, Lookup
 from core.engine.drafter import HEAD_MATCHED
-from core.importing import import_model
-from core.runtime.draft_head import DraftHead
-from core.runtime.head_passes import ModulePasses, ProgramPasses
+from core.runtime import draft_head
+from core.runtime.draft_head import MOST, DraftHead
+from core.runtime.head_passes import Guessed, ModulePasses
 from core.settings.config import Settings
 from core.settings.loading import LoadSpec
 from core.settings.sampling import Sampling
 from core.system.native.compile import supported
 from core.types import Ids
-from tests.checkpoints import make_checkpoint
-from tests.engine.drafted import TOKENS, Answer, bits
+from tests.engine.drafted import HOW, IDS, TOKENS, Answer, guessing
 from tests.loaded import loaded
 from tests.mtp_checkpoint import dense, predictable, with_head
-from tests.selection import layered
-from tests.tiny_tokenizer import save_tokenizer
 
 pytestmark = pytest.mark.skipif(not supported(), reason="no kernels for this CPU")
-ARCHS = "glm4_moe", "deepseek_v3", "qwen3_next", "qwen3_5_moe_text", "mimo_v2_flash"
-NOISE = {"mimo_v2_flash": 1.0}  # what makes guesses wrong now and then
-HOW: dict[str, Any] = dict(arithmetic="fast", context=256)
-PROMPT = Ids([5, 9, 200, 31, 31, 7, 8, 9])
-
-
-def engine_of(model: Path, **settings: object) -> Any:
-    return loaded(model, {"budget": "50%", "drafts": "mtp", **settings}, **HOW)
 
 
 @pytest.fixture(scope="module")
@@ -54,133 +41,6 @@ def drafting(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
 def engine(drafting: Engine) -> Iterator[Engine]:
     yield drafting
     guessing(drafting, None)
-
-
-def guessing(engine: Engine, count: int | None, source: str = "mtp") -> None:
-    """As many tokens always, or as the gate says, or None: none at all."""
-    engine.change({"drafts": "off" if count is None else source})
-    engine.parts.drafter.head_gate.fixed = engine.parts.drafter.model_gate.fixed = count or None
-
-
-SOURCES = pytest.mark.parametrize("source", ["mtp", "model"])
-
-
-@pytest.mark.parametrize("arch", layered(ARCHS, quick=lambda arch: arch in ("glm4_moe", "qwen3_next")))
-def test_no_bit_depends_on_the_head(arch: str, tmp_path: Path) -> None:
-    model = predictable(arch, tmp_path / "model", NOISE.get(arch, 0.5))
-    pack = import_model(str(model), tmp_path / "pack")
-    with loaded(model, {"budget": "50%"}, **HOW) as engine:  # which is loaded without the head
-        assert engine.loaded.head is None
-        wanted, logits = bits(engine, PROMPT)
-    for path in (model, pack):
-        with engine_of(path) as engine:
-            assert engine.loaded.head is not None
-            assert isinstance(engine.parts.drafter.head.passes, ProgramPasses)
-            for count in (None, 1, 3, 8):
-                guessing(engine, count)
-                tokens, found = bits(engine, PROMPT)
-                assert tokens == wanted
-                assert torch.equal(found, logits)
-            more = Answer(engine, Sampling(max_new_tokens=TOKENS), PROMPT).stats.more
-            assert more["drafted"] > TOKENS
-            assert TOKENS // 4 < more["accepted"] < more["drafted"], "the head is often right, and not always"
-
-
-def test_with_rounded_dense_layers(tmp_path: Path) -> None:
-    """Of which the output layer is the head's, too."""
-    how, found = HOW | {"dense": "int8", "dtype": "bfloat16"}, list[list[int]]()
-    model = predictable("glm4_moe", tmp_path, 0.5)
-    for drafts in ("off", "mtp"):
-        with loaded(model, {"budget": "50%", "drafts": drafts}, **how) as engine:
-            engine.parts.drafter.head_gate.fixed = 3
-            answer = Answer(engine, Sampling(max_new_tokens=TOKENS), PROMPT)
-            found.append(answer.tokens)
-            head = engine.loaded.head
-            assert head is None or head.model.lm_head is engine.model.lm_head
-    assert found[0] == found[1]
-    assert answer.stats.more["accepted"] > 0
-
-
-@pytest.mark.parametrize("arch", layered(ARCHS, quick=lambda arch: False))
-def test_a_hundred_answers(arch: str, tmp_path: Path) -> None:
-    draw, kept = random.Random(7), {"drafted": 0, "accepted": 0}
-    with engine_of(predictable(arch, tmp_path, NOISE.get(arch, 0.5))) as engine:
-        for number in range(100):
-            prompt = Ids([draw.randrange(256) for _ in range(draw.randrange(2, 70))])
-            how = Sampling(max_new_tokens=40, temperature=draw.choice([0.0, 0.8]), seed=number)
-            guessing(engine, None)
-            wanted = Answer(engine, how, prompt)
-            guessing(engine, draw.choice([0, 1, 2, 5, 8]), draw.choice(["mtp", "auto"]))
-            found = Answer(engine, how, prompt, reuse=draw.random() < 0.5)
-            assert found.tokens == wanted.tokens
-            kept = {name: count + found.stats.more[name] for name, count in kept.items()}
-    assert kept["drafted"] > kept["accepted"] > 400
-
-
-@SOURCES
-@pytest.mark.parametrize(
-    ("count", "how"),
-    [
-        (8, {"temperature": 0.8, "seed": 11}),
-        (3, {"temperature": 0.8, "seed": 3, "top_p": 0.9, "repetition_penalty": 1.05, "frequency_penalty": 0.1}),
-        (2, {"temperature": 0.0, "logprobs": 2}),
-    ],
-)
-def test_draws_are_those_without(engine: Engine, count: int, how: dict[str, Any], source: str) -> None:
-    sampling = Sampling(max_new_tokens=TOKENS, **how)
-    guessing(engine, None)
-    wanted = Answer(engine, sampling, PROMPT)
-    guessing(engine, count, source)
-    found = Answer(engine, sampling, PROMPT)
-    assert (found.tokens, found.text, found.logprobs) == (wanted.tokens, wanted.text, wanted.logprobs)
-    assert found.stats.more["accepted"] > 0
-
-
-@SOURCES
-def test_it_ends_where_it_would(engine: Engine, source: str) -> None:
-    """At a text within the tokens of a pass, a limit, or when it is cancelled; and the chat goes on from there."""
-    guessing(engine, None)
-    whole = Answer(engine, Sampling(max_new_tokens=TOKENS), PROMPT)
-    for cut in range(3, len(whole.text) - 3, len(whole.text) // 5):
-        guessing(engine, 8, source)
-        stop = Sampling(max_new_tokens=TOKENS, stop=(whole.text[cut : cut + 3],))
-        found = Answer(engine, stop, PROMPT, reuse=True)
-        assert found.text == whole.text[: whole.text.index(whole.text[cut : cut + 3])]
-        longer = Ids([*PROMPT.ids, *found.tokens, 5, 6])
-        after = Answer(engine, Sampling(max_new_tokens=9), longer, reuse=True)
-        assert after.stats.cached_tokens > 0
-        guessing(engine, None)
-        assert after.tokens == Answer(engine, Sampling(max_new_tokens=9), longer).tokens
-        engine.parts.memory.prefix_cache.clear()
-    for most in (1, 2, 3):
-        guessing(engine, 8, source)
-        assert Answer(engine, Sampling(max_new_tokens=most), PROMPT).tokens == whole.tokens[:most]
-        cancel, said = threading.Event(), list[int]()
-        for piece in engine.generate(PROMPT, Sampling(max_new_tokens=TOKENS), cancel, reuse=True):
-            if piece.token is not None:
-                said.append(piece.token)
-                if len(said) == 4 * most:
-                    cancel.set()
-        assert said == whole.tokens[: 4 * most]
-
-
-@SOURCES
-def test_changes_in_the_middle(engine: Engine, source: str) -> None:
-    guessing(engine, None)
-    wanted, draw = Answer(engine, Sampling(max_new_tokens=TOKENS), PROMPT).tokens, random.Random(3)
-    for _ in range(4):
-        said = list[int]()
-        for piece in engine.generate(PROMPT, Sampling(max_new_tokens=TOKENS)):
-            if piece.token is not None:
-                said.append(piece.token)
-                guessing(engine, draw.choice([None, 0, 1, 4, 8]), draw.choice([source, "auto"]))
-                budget, scope = draw.choice(["50%", "60%", "100%"]), draw.choice(["layer", "global"])
-                engine.change({"budget": budget, "scope": scope, "predictor": draw.choice(["none", "gate"])})
-                memory = engine.frame().memory
-                assert memory.used <= memory.budget
-        assert said == wanted
-        engine.expert_cache.check_integrity()
-    engine.change({"budget": "50%", "scope": "layer", "predictor": "none"})
 
 
 @torch.inference_mode()
@@ -205,8 +65,8 @@ def test_native_steps_are_the_modules(engine: Engine) -> None:
 
 def test_its_experts_are_counted_apart(engine: Engine) -> None:
     """Records, heat map and hit rates are those of the model's own layers."""
-    guessing(engine, 4)
-    found = Answer(engine, Sampling(max_new_tokens=TOKENS), PROMPT)
+    guessing(engine, 4, "mtp")
+    found = Answer(engine, Sampling(max_new_tokens=TOKENS), IDS)
     layers, shape = engine.shape.layers, engine.shape
     assert (shape.heads, shape.cached_layers, shape.total) == (1, layers + 1, (layers + 1) * shape.experts)
     assert all(step.layer.max() < layers for step in found.steps)
@@ -221,7 +81,7 @@ def test_its_experts_are_counted_apart(engine: Engine) -> None:
     assert missed > 0 and more["draft_bytes"] == missed * engine.sizes.blob
     assert found.steps[0].phase == "prefill" and found.steps[0].draft_requests, "the prompt is read by the head, too"
     guessing(engine, None)
-    plain = Answer(engine, Sampling(max_new_tokens=TOKENS), PROMPT)
+    plain = Answer(engine, Sampling(max_new_tokens=TOKENS), IDS)
     assert not any(plain.stats.more[name] for name in more if name.startswith("draft"))
 
 
@@ -240,29 +100,19 @@ def test_the_better_source_is_asked(engine: Engine, monkeypatch: pytest.MonkeyPa
 
 
 def test_a_head_that_is_not_worth_it_rests(tmp_path: Path) -> None:
-    with engine_of(with_head("glm4_moe", tmp_path)) as engine:  # of random weights
+    with loaded(
+        with_head("glm4_moe", tmp_path), {"budget": "50%", "drafts": "mtp"}, **HOW
+    ) as engine:  # of random weights
         gate = engine.parts.drafter.head_gate
         for _ in range(8):
             gate.judged(HEAD_MATCHED, 0, 1)
         for passes in range(40):
             gate.took(0, 0, 10.0 + passes % 2)
         assert gate.choose(HEAD_MATCHED, 8).guesses == 0
-        Answer(engine, Sampling(max_new_tokens=4), PROMPT)
+        Answer(engine, Sampling(max_new_tokens=4), IDS)
         for _ in range(600):  # another text may be guessed better
             gate.took(0, 0, 10.0)
         assert gate.choose(HEAD_MATCHED, 8).guesses > 0
-
-
-def test_without_a_head_it_says_so(tmp_path: Path) -> None:
-    """Also one that was left out when the model was loaded."""
-    random_one = save_tokenizer(make_checkpoint("glm4_moe", tmp_path / "none"))
-    for model in (random_one, with_head("glm4_moe", tmp_path / "head")):
-        with loaded(model, {"budget": "50%"}, **HOW) as engine:
-            assert engine.loaded.head is None
-            engine.change({"drafts": "mtp"})
-            Answer(engine, Sampling(max_new_tokens=2), PROMPT)
-            said = [text for _, text in engine.frame().marks]
-            assert any("drafts mtp is not used" in text and "without a head" in text for text in said)
 
 
 @pytest.mark.parametrize(
@@ -290,4 +140,89 @@ def test_what_a_load_is_planned_with(how: dict[str, Any], heads: int, tmp_path: 
     assert (found.sizes.kv > without.sizes.kv) == bool(heads)
 
 
-# ---------------------------------------------------------------------- what follows what
+class Kept:
+    def __init__(self) -> None:
+        self.rows = list[tuple[int, float, int]]()
+
+    def cut(self, length: int) -> None:
+        assert length <= len(self.rows)
+        del self.rows[length:]
+
+
+class Fake:
+    """In place of a head and its passes, which keep what they are given."""
+
+    def __init__(self) -> None:
+        self.kept = Kept()
+
+    def normed(self, states: torch.Tensor) -> torch.Tensor:
+        return states
+
+    def compute(self, hidden: torch.Tensor, tokens: list[int], first: int, *_: object) -> Guessed:
+        assert len(hidden) == len(tokens)
+        rows = self.kept.rows
+        assert not rows or rows[-1][0] == first - 1, "without a gap"
+        rows += [(first + at, float(hidden[at]), token) for at, token in enumerate(tokens)]
+        return Guessed(torch.tensor([[-1.0]]), torch.tensor([0.0, 1.0]))
+
+    def cut(self, length: int) -> None:
+        self.kept.cut(length)
+
+
+class Quiet:
+    def __getattr__(self, name: str) -> Any:
+        return lambda *args: None
+
+
+class Dispatch:
+    def to(self, step: object) -> Any:
+        return threading.Lock()
+
+
+def state_of(ids: list[int], at: int) -> float:
+    """What a model's state at a position depends on: all tokens up to it."""
+    return float(hash(tuple(ids[: at + 1])) % 65521)
+
+
+def test_what_it_keeps_is_of_the_text() -> None:
+    guesses = 0
+    for seed in range(300):
+        draw, fake = random.Random(seed), Fake()
+        head: Any = DraftHead(fake, fake, Dispatch(), Quiet(), Quiet())  # type: ignore[arg-type]
+        ids, computed = [1], 0
+        for _ in range(draw.randint(1, 12)):
+            if draw.random() < 0.3:  # another text, which begins as this one did, and goes on from a kept KV
+                same = draw.randint(0, len(ids))
+                ids = [*ids[:same], *some(draw, 9)]
+                computed = min(computed, draw.randint(0, same), len(ids) - 1)
+            drawn = some(draw, 4)
+            rows = len(ids) - computed + len(drawn) - 1  # all but the last were guessed, and computed, too
+            ids = [*ids, *drawn]
+            states = torch.tensor([[state_of(ids, at)] for at in range(computed, computed + rows)])
+            if draw.random() < 0.8:  # it does not see every pass
+                head.seen(ids, computed, rows, states)
+            computed += rows
+            if head.ready(ids) and draw.random() < 0.5:
+                count = draw.randint(1, 3)
+                assert head.guess(ids, count) == [1] * count
+                first = fake.kept.rows[0][0]
+                assert fake.kept.rows == [(at, state_of(ids, at), ids[at + 1]) for at in range(first, computed)]
+                guesses += 1
+    assert guesses > 300
+
+
+def some(draw: random.Random, most: int) -> list[int]:
+    return [draw.randint(0, 1) for _ in range(draw.randint(1, most))]
+
+
+def test_of_a_long_prompt_it_reads_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(draft_head, "MOST", 8)
+    assert MOST > 8
+    fake = Fake()
+    head: Any = DraftHead(fake, fake, Dispatch(), Quiet(), Quiet())  # type: ignore[arg-type]
+    ids = list(range(30))
+    for begin in (0, 10, 20):
+        states = torch.tensor([[state_of(ids, at)] for at in range(begin, begin + 10)])
+        head.seen([*ids, 99] if begin == 20 else ids, begin, 10, states)
+    assert head.guess([*ids, 99], 2) == [1, 1]
+    assert fake.kept.rows == [(at, state_of(ids, at), [*ids, 99][at + 1]) for at in range(22, 30)]

@@ -1,8 +1,6 @@
 """What guesses are foretold to need is fetched while earlier layers are computed: no bit of an answer depends on it,
 whatever comes in between, and it goes on only where such passes are faster."""
 
-from __future__ import annotations
-
 import random
 import threading
 from collections.abc import Iterator, Sequence
@@ -21,12 +19,11 @@ from core.settings.sampling import Sampling
 from core.system.native.compile import supported
 from core.types import Ids, ModelShape
 from tests.checkpoints import make_checkpoint
-from tests.engine.drafted import Answer
+from tests.engine.drafted import HOW, Answer
 from tests.loaded import loaded
 from tests.selection import layered
 from tests.tiny_tokenizer import save_tokenizer
 
-HOW: dict[str, Any] = dict(arithmetic="fast", context=256)
 native = pytest.mark.skipif(not supported(), reason="no kernels for this CPU")
 PASSAGE = [5, 9, 200, 31, 77, 7, 8, 120, 14, 61, 3, 90, 45]
 TEXT = [one + (3 if n % 17 == 16 else 0) for n, one in enumerate(PASSAGE * 5)]  # which nearly repeats
@@ -58,7 +55,6 @@ class Written:
 
 @pytest.fixture(scope="module", params=layered(["qwen3_moe", "gpt_oss"], quick=lambda arch: arch == "qwen3_moe"))
 def waiting(request: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
-    """Whose misses wait for copies."""
     model = save_tokenizer(make_checkpoint(request.param, tmp_path_factory.mktemp("model"), **EXPERTS))
     with loaded(model, {"budget": "50%", "miss_placement": "wait"}, **HOW) as engine:
         engine.prompt.ends = set()
@@ -104,7 +100,6 @@ def test_no_bit_depends_on_it(waiting: Engine, changes: dict[str, object], monke
 
 @native
 def test_random_histories(waiting: Engine) -> None:
-    """Answers that are stopped, within a verified pass too, that go on, and that settings change in."""
     draw = random.Random(4)
     fetching(waiting, None)
     wanted, recorder, layer = Written(waiting, 1).logits, waiting.parts.recorder, waiting.parts.recorder.layer
@@ -158,8 +153,6 @@ def test_not_where_misses_are_computed_in_place(waiting: Engine) -> None:
     assert not any(step.draft_prefetch_issued for step in steps)
     waiting.change({"miss_placement": "wait"})
 
-
-# ---------------------------------------------------------------------- where it pays
 
 SHAPE = ModelShape(layers=2, experts=8, top_k=2, hidden=4, expert_bytes=100)
 FORETOLD = Foretold([[1, 2, 9, 10], [2, 3, 9, 11]], [Load(4, 2), Load(6, 3)], [3, 9, 10])

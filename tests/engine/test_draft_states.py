@@ -1,8 +1,6 @@
 """Guesses verified by models with gated delta nets, whose states cannot be cut: they are brought to what they are after
 the tokens that were accepted, and nothing else."""
 
-from __future__ import annotations
-
 import random
 import threading
 from collections.abc import Iterator, Sequence
@@ -18,7 +16,7 @@ from core.settings.sampling import Sampling
 from core.system.native.compile import supported
 from core.types import Ids
 from tests.checkpoints import make_checkpoint
-from tests.engine.drafted import TOKENS, Answer, bits
+from tests.engine.drafted import HOW, IDS, TOKENS, Answer, bits, first_tokens
 from tests.equality.fast import read
 from tests.loaded import loaded
 from tests.selection import layered
@@ -26,7 +24,6 @@ from tests.tiny_tokenizer import save_tokenizer
 
 pytestmark = pytest.mark.skipif(not supported(), reason="no kernels for this CPU")
 TEXT = torch.randint(3, 250, (40,), generator=torch.Generator().manual_seed(1)).tolist()
-PROMPT = Ids([5, 9, 200, 31, 31, 7, 8, 9])
 GREEDY = Sampling(max_new_tokens=TOKENS)
 
 
@@ -53,8 +50,7 @@ class Guessing:
 )
 def drafting(request: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
     path = save_tokenizer(make_checkpoint(request.param, tmp_path_factory.mktemp("model")))
-    how: dict[str, Any] = dict(arithmetic="fast", context=256, sequences=3)
-    with loaded(path, {"budget": "50%"}, **how) as engine:
+    with loaded(path, {"budget": "50%"}, sequences=3, **HOW) as engine:
         engine.prompt.ends = set()
         yield engine
 
@@ -68,48 +64,43 @@ def guessing(drafting: Engine, monkeypatch: pytest.MonkeyPatch) -> Iterator[Gues
 
 
 def test_no_bit_depends_on_drafts(drafting: Engine, guessing: Guessing) -> None:
-    wanted, logits = bits(drafting, PROMPT)
+    wanted, logits = bits(drafting, IDS)
     for count in (1, 3, 8):
-        guessing.so_many(count, [*PROMPT.ids, *wanted])
-        tokens, found = bits(drafting, PROMPT)
+        guessing.so_many(count, [*IDS.ids, *wanted])
+        tokens, found = bits(drafting, IDS)
         assert tokens == wanted
         assert torch.equal(found, logits)
-        more = Answer(drafting, GREEDY, PROMPT).stats.more
+        more = Answer(drafting, GREEDY, IDS).stats.more
         assert TOKENS // 4 < more["accepted"] < more["drafted"]
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
 def test_draws_are_those_without(temperature: float, drafting: Engine, guessing: Guessing) -> None:
     how = Sampling(max_new_tokens=TOKENS, temperature=temperature, seed=7, logprobs=2)
-    wanted = Answer(drafting, how, PROMPT)
-    guessing.so_many(4, [*PROMPT.ids, *wanted.tokens])
-    found = Answer(drafting, how, PROMPT)
+    wanted = Answer(drafting, how, IDS)
+    guessing.so_many(4, [*IDS.ids, *wanted.tokens])
+    found = Answer(drafting, how, IDS)
     assert (found.tokens, found.logprobs) == (wanted.tokens, wanted.logprobs)
     assert found.stats.more["accepted"] > 0
 
 
 def test_a_chat_goes_on_from_where_an_answer_ended(drafting: Engine, guessing: Guessing) -> None:
-    """At a text within the tokens of a pass, at a limit, or when it was cancelled; also from host memory."""
-    whole = Answer(drafting, GREEDY, PROMPT)
-    text, draw = [*PROMPT.ids, *whole.tokens], random.Random(5)
+    whole = Answer(drafting, GREEDY, IDS)
+    text, draw = [*IDS.ids, *whole.tokens], random.Random(5)
     for end in ("stop", "limit", "cancel") * 3:
         guessing.so_many(8, text)
         at = draw.randrange(3, TOKENS - 9)
         if end == "cancel":
-            cancel, said = threading.Event(), list[int]()
-            for piece in drafting.generate(PROMPT, GREEDY, cancel, reuse=True):
-                if piece.token is not None:
-                    said.append(piece.token)
-                    if len(said) == at:
-                        cancel.set()
+            cancel = threading.Event()
+            said = first_tokens(drafting.generate(IDS, GREEDY, cancel, reuse=True), at, cancel.set)
         else:
             begin = draw.randrange(len(whole.text) - 3)
             how = {"stop": (whole.text[begin : begin + 3],)} if end == "stop" else {"max_new_tokens": at}
-            said = Answer(drafting, Sampling(**{"max_new_tokens": TOKENS, **how}), PROMPT, reuse=True).tokens
+            said = Answer(drafting, Sampling(**{"max_new_tokens": TOKENS, **how}), IDS, reuse=True).tokens
         assert said == whole.tokens[: len(said)]
         if draw.random() < 0.5:
             drafting.fresh_cache()  # takes the memory
-        longer = Ids([*PROMPT.ids, *said, 5, 6])
+        longer = Ids([*IDS.ids, *said, 5, 6])
         after = Answer(drafting, Sampling(max_new_tokens=9), longer, reuse=True)
         assert after.stats.cached_tokens >= len(longer.ids) - 3, "all that was computed"
         drafting.parts.memory.prefix_cache.clear()
@@ -119,10 +110,10 @@ def test_a_chat_goes_on_from_where_an_answer_ended(drafting: Engine, guessing: G
 
 @pytest.mark.parametrize("where", ["in a layer", "while tokens are drawn"])
 def test_a_chat_goes_on_after_a_pass_that_broke_off(where: str, drafting: Engine, guessing: Guessing) -> None:
-    whole, site = Answer(drafting, GREEDY, PROMPT), drafting.loaded.sites[-1].module
-    longer = Ids([*PROMPT.ids, *whole.tokens[:9], 5, 6])
+    whole, site = Answer(drafting, GREEDY, IDS), drafting.loaded.sites[-1].module
+    longer = Ids([*IDS.ids, *whole.tokens[:9], 5, 6])
     wanted = Answer(drafting, GREEDY, longer).tokens
-    guessing.so_many(3, [*PROMPT.ids, *whole.tokens])
+    guessing.so_many(3, [*IDS.ids, *whole.tokens])
     drawn = list[int]()
 
     def fail(*_: object) -> None:
@@ -137,7 +128,7 @@ def test_a_chat_goes_on_after_a_pass_that_broke_off(where: str, drafting: Engine
 
     hook = fail if where == "in a layer" else lambda *_: None
     with site.register_forward_pre_hook(hook), pytest.raises(ZeroDivisionError):
-        list(drafting.generate(PROMPT, GREEDY, draw=draw, reuse=True))
+        list(drafting.generate(IDS, GREEDY, draw=draw, reuse=True))
     assert Answer(drafting, GREEDY, longer, reuse=True).tokens == wanted
     drafting.expert_cache.check_integrity()
 

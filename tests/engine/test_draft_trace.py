@@ -1,8 +1,6 @@
 """What a pass over guesses visits is foretold from what the same tokens have visited before: as recorded, and nearer to
 what it then is than the passes before it; and the gate prices it."""
 
-from __future__ import annotations
-
 import random
 from array import array
 from collections.abc import Iterable, Iterator, Sequence
@@ -87,7 +85,6 @@ def test_it_foretells_what_the_same_tokens_visited(seed: int) -> None:
 def expected(
     ids: list[int], tokens: list[int], place: int, known: dict[int, list[list[int]]], resident: set[int]
 ) -> list[Load]:
-    """By brute force."""
     whole, found, union = [*ids, *tokens], list[Load](), set[int]()
     for row, token in enumerate(whole[len(ids) - 1 :]):
         at = place + row - 1 if place > 0 else max((n for n in range(len(ids) - 1) if ids[n] == token), default=-1)
@@ -125,7 +122,6 @@ def demo() -> Iterator[Engine]:
 
 @pytest.mark.parametrize("edited", [False, True])
 def test_it_is_nearer_than_the_passes_before(demo: Engine, edited: bool) -> None:
-    """Experts and misses of passes over a text that repeats, and one that nearly does."""
     drafter, trace = demo.parts.drafter, demo.parts.drafter._trace
     assert trace is not None
     passage = demo.prompt.encode("The old man went down to the sea, and there he saw that the ship was gone. " * 3, 512)
@@ -160,9 +156,6 @@ def test_it_is_nearer_than_the_passes_before(demo: Engine, edited: bool) -> None
             by_mean += [abs(fmean(had[:at] or had[:1]) - one) for at, one in enumerate(had)]
         assert len(by_trace) >= 40
         assert fmean(by_trace) < 0.7 * fmean(by_mean), of
-
-
-# ---------------------------------------------------------------------- what it is worth
 
 
 def test_the_price_is_what_experts_take() -> None:
@@ -201,7 +194,6 @@ def test_a_gate_that_is_told_the_experts_is_faster() -> None:
 
 
 def test_what_is_told_wrongly_costs_little() -> None:
-    """Loads that say nothing of the time."""
     speeds = []
     for tells in (True, False):
         draw, gate, spent, tokens = random.Random(5), DraftGate(), 0.0, 0

@@ -1,7 +1,5 @@
-"""Guessed tokens are verified several in a pass: answers are the ones without, token by token and bit for bit, and what
-is recorded counts only what was kept."""
-
-from __future__ import annotations
+"""Guessed tokens are verified several in a pass, whatever guesses them (the text before, the model's own head, a dense
+model): answers are the ones without, token by token and bit for bit, and what is recorded counts only what was kept."""
 
 import random
 import threading
@@ -14,86 +12,125 @@ import torch
 
 from core.engine import Engine
 from core.engine.batch_request import BatchRequest
+from core.importing import import_model
 from core.settings.sampling import Sampling
 from core.system.native.compile import supported
 from core.types import Ids
 from tests.checkpoints import make_checkpoint
-from tests.engine.drafted import PROMPT, TOKENS, Answer, bits
+from tests.engine.drafted import HOW, IDS, PROMPT, TOKENS, Answer, bits, first_tokens, guessing
 from tests.loaded import loaded
+from tests.mtp_checkpoint import counting, predictable, with_head
 from tests.selection import layered
 from tests.tiny_tokenizer import save_tokenizer
 
 pytestmark = pytest.mark.skipif(not supported(), reason="no kernels for this CPU")
-KINDS: dict[str, dict[str, Any]] = {"qwen3_moe": {}, "gpt_oss": {}, "deepseek_v3": {}, "mixtral": {}}
+GREEDY = Sampling(max_new_tokens=TOKENS)
+SOURCES = pytest.mark.parametrize(
+    ("drafting", "source"), [("demo", "lookup"), ("glm4_moe", "mtp"), ("glm4_moe", "model")], indirect=["drafting"]
+)
+LOOKUP = pytest.mark.parametrize("drafting", ["demo"], indirect=True)
+ARCHS = [
+    *(("lookup", arch) for arch in ("qwen3_moe", "gpt_oss", "deepseek_v3", "mixtral")),
+    *(("mtp", arch) for arch in ("glm4_moe", "qwen3_next", "deepseek_v3", "qwen3_5_moe_text", "mimo_v2_flash")),
+    *(("model", arch) for arch in ("qwen3_moe", "mixtral", "gpt_oss")),
+]
 
 
-def engine_of(arch: str, path: Path, **settings: object) -> Any:
-    model = save_tokenizer(make_checkpoint(arch, path, **KINDS.get(arch, {})))
-    how: dict[str, Any] = dict(arithmetic="fast", context=256, sequences=3)
-    return loaded(model, {"budget": "50%", **settings}, **how)
+def checkpoint(source: str, arch: str, path: Path) -> Path:
+    if source == "mtp":
+        return predictable(arch, path, 1.0 if arch == "mimo_v2_flash" else 0.5)  # guesses are wrong now and then
+    made = save_tokenizer(make_checkpoint(arch, path))
+    return made if source == "lookup" else counting(made, 0.5)
 
 
 @pytest.fixture(scope="module")
-def drafting() -> Iterator[Engine]:
-    how: dict[str, Any] = dict(arithmetic="fast", context=256, sequences=3)
-    with loaded("demo", {"budget": "50%", "link": "own"}, **how) as engine:
+def drafting(request: Any, tmp_path_factory: pytest.TempPathFactory, small: Path) -> Iterator[Engine]:
+    if request.param == "demo":
+        model, settings, how = "demo", {"budget": "50%", "link": "own"}, {}
+    else:
+        model = predictable(request.param, tmp_path_factory.mktemp("model"), 0.5)
+        settings, how = {"budget": "50%", "drafts": "auto"}, {"draft": small}
+    with loaded(model, settings, sequences=3, **HOW, **how) as engine:
         yield engine
 
 
 @pytest.fixture
 def engine(drafting: Engine) -> Iterator[Engine]:
+    guessing(drafting, None)
     yield drafting
-    drafting.parts.drafter.gate.fixed = None
-    drafting.change({"drafts": "off"})
+    guessing(drafting, None)
 
 
-def guessing(engine: Engine, count: int | None) -> None:
-    """As many tokens always, or as the gate says, or None: none at all."""
-    engine.change({"drafts": "off" if count is None else "lookup"})
-    engine.parts.drafter.gate.fixed = count or None
+def prompt_of(engine: Engine) -> Ids:
+    return Ids(engine.prompt.encode(PROMPT, 256)) if engine.model_name == "demo" else IDS
 
 
-@pytest.mark.parametrize("arch", layered(list(KINDS), quick=lambda arch: arch in ("qwen3_moe", "gpt_oss")))
-def test_no_bit_depends_on_drafts(arch: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("source", "arch"),
+    layered(
+        ARCHS,
+        quick=lambda case: case in [*ARCHS[:2], ("mtp", "glm4_moe"), ("mtp", "qwen3_next"), ("model", "qwen3_moe")],
+    ),
+)
+def test_no_bit_depends_on_drafts(source: str, arch: str, small: Path, tmp_path: Path) -> None:
     """Also past a window, whose memory the refused tokens were written to as well."""
-    with engine_of(arch, tmp_path) as engine:
-        wanted, logits = bits(engine)
-        for count in (1, 3, 8):
-            guessing(engine, count)
-            tokens, found = bits(engine)
-            assert tokens == wanted
-            assert torch.equal(found, logits)
-            assert Answer(engine, Sampling(max_new_tokens=TOKENS)).stats.more["accepted"] > 0
+    model, prompt = checkpoint(source, arch, tmp_path / "model"), PROMPT if source == "lookup" else IDS
+    with loaded(model, {"budget": "50%"}, **HOW) as engine:
+        assert engine.loaded.head is None
+        wanted, logits = bits(engine, prompt)
+    pack = import_model(str(model), tmp_path / "pack")
+    for path in {"lookup": [model], "mtp": [model, pack], "model": [pack]}[source]:
+        how = {"draft": small} if source == "model" else {}
+        with loaded(path, {"budget": "50%", "drafts": source}, **HOW, **how) as engine:
+            assert (engine.loaded.head is not None) == (source == "mtp")
+            for count in (0, 1, 3, 8):
+                guessing(engine, count, source)
+                tokens, found = bits(engine, prompt)
+                assert tokens == wanted and torch.equal(found, logits)
+            more = Answer(engine, GREEDY, prompt).stats.more
+            often = source != "lookup" and (source, arch) != ("model", "gpt_oss")  # whose experts add biases
+            assert often * TOKENS // 4 < more["accepted"] <= more["drafted"] - often, "often right, and not always"
 
 
-def test_without_a_prefetcher_nothing_is_compared_that_drafts_would_wait_for(engine: Engine) -> None:
-    """Auto, with prefetching switched off by hand."""
-    guessing(engine, 3)
-    engine.change({"predictor": "none", "prefetch_auto": True})
-    try:
-        assert Answer(engine, Sampling(max_new_tokens=TOKENS)).stats.more["drafted"] > 0
-    finally:
-        engine.change({"prefetch_auto": False})
+@pytest.mark.parametrize("source", layered(["mtp", "model"], quick=lambda source: source == "mtp"))
+def test_with_rounded_layers(source: str, small: Path, tmp_path: Path) -> None:
+    """Of which the output layer is the head's, too; those of a dense model are rounded as the model's are."""
+    model, how = checkpoint(source, "glm4_moe", tmp_path), HOW | {"dense": "int8", "dtype": "bfloat16"}
+    with loaded(model, {"budget": "50%"}, **how) as engine:
+        wanted = Answer(engine, GREEDY, IDS).tokens
+    with loaded(model, {"budget": "50%", "drafts": source}, draft=small if source == "model" else "", **how) as engine:
+        guessing(engine, 3, source)
+        found = Answer(engine, GREEDY, IDS)
+        assert found.tokens == wanted and found.stats.more["accepted"] > 0
+        if source == "mtp":
+            assert engine.loaded.head.model.lm_head is engine.model.lm_head
+        else:
+            assert any(type(one).__name__ == "QuantizedLinear" for one in engine.loaded.draft.modules())
 
 
-@pytest.mark.parametrize("arch", layered(["qwen3_moe", "gpt_oss", "deepseek_v3"], quick=lambda arch: False))
-def test_a_thousand_answers(arch: str, tmp_path: Path) -> None:
-    draw, guessed = random.Random(7), 0
-    with engine_of(arch, tmp_path) as engine:
-        size = engine.model.config.vocab_size
-        for number in range(334):
-            some = [draw.randrange(size) for _ in range(draw.randrange(2, 12))]
-            prompt = Ids((some * 9)[: draw.randrange(8, 70)])
-            how = Sampling(max_new_tokens=40, temperature=draw.choice([0.0, 0.8]), seed=number)
+@pytest.mark.parametrize(("source", "arch"), layered(ARCHS[:-2], quick=lambda case: False, minutes=0.5))
+def test_many_answers(source: str, arch: str, small: Path, tmp_path: Path) -> None:
+    draw, kept = random.Random(7), {"drafted": 0, "accepted": 0}
+    count, longest, drafted, accepted = {"lookup": (334, 12, 1000, -1), "mtp": (100, 70, 500, 400)}.get(
+        source, (50, 150, 300, 200)
+    )
+    how = {"draft": small} if source == "model" else {}
+    with loaded(checkpoint(source, arch, tmp_path), {"budget": "50%", "drafts": source}, **HOW, **how) as engine:
+        size = engine.model.config.vocab_size if source == "lookup" else 256
+        for number in range(count):
+            some = [draw.randrange(size) for _ in range(draw.randrange(2, longest))]
+            prompt = Ids((some * 9)[: draw.randrange(8, 70)] if source == "lookup" else some)
+            sampling = Sampling(max_new_tokens=40, temperature=draw.choice([0.0, 0.8]), seed=number)
             guessing(engine, None)
-            wanted = Answer(engine, how, prompt)
-            guessing(engine, draw.choice([0, 1, 2, 5, 8]))
-            found = Answer(engine, how, prompt)
+            wanted = Answer(engine, sampling, prompt)
+            guessing(engine, draw.choice([0, 1, 2, 5, 8]), draw.choice([source, "auto"]))
+            found = Answer(engine, sampling, prompt, reuse=draw.random() < 0.5)
             assert found.tokens == wanted.tokens
-            guessed += found.stats.more["drafted"]
-    assert guessed > 1000
+            kept = {name: count + found.stats.more[name] for name, count in kept.items()}
+    assert kept["drafted"] > drafted and kept["accepted"] > accepted
 
 
+@SOURCES
 @pytest.mark.parametrize(
     ("count", "how"),
     [
@@ -103,20 +140,85 @@ def test_a_thousand_answers(arch: str, tmp_path: Path) -> None:
         (2, {"temperature": 0.0, "logprobs": 2}),
     ],
 )
-def test_draws_are_those_without(engine: Engine, count: int, how: dict[str, Any]) -> None:
-    sampling = Sampling(max_new_tokens=TOKENS, **how)
-    wanted = Answer(engine, sampling)
-    guessing(engine, count)
-    found = Answer(engine, sampling)
+def test_draws_are_those_without(engine: Engine, count: int, how: dict[str, Any], source: str) -> None:
+    sampling, prompt = Sampling(max_new_tokens=TOKENS, **how), prompt_of(engine)
+    wanted = Answer(engine, sampling, prompt)
+    guessing(engine, count, source)
+    found = Answer(engine, sampling, prompt)
     assert (found.tokens, found.text, found.logprobs) == (wanted.tokens, wanted.text, wanted.logprobs)
-    assert found.stats.more["drafted"] > 0
-    assert len(found.tokens) == TOKENS
+    assert found.stats.more["drafted" if source == "lookup" else "accepted"] > 0 and len(found.tokens) == TOKENS
 
 
+@SOURCES
+def test_it_ends_where_it_would(engine: Engine, source: str) -> None:
+    """At a text within the tokens of a pass, a limit, or when it is cancelled or closed; and the chat goes on from
+    there."""
+    prompt = prompt_of(engine)
+    whole = Answer(engine, GREEDY, prompt)
+    for cut in range(3, len(whole.text) - 3, len(whole.text) // 5):
+        stop = whole.text[cut : cut + 3]
+        guessing(engine, 8, source)
+        found = Answer(engine, Sampling(max_new_tokens=TOKENS, stop=(stop,)), prompt, reuse=True)
+        assert found.text == whole.text[: whole.text.index(stop)] and found.stats.reason == "stop"
+        longer = Ids([*prompt.ids, *found.tokens, 5, 6])
+        after = Answer(engine, Sampling(max_new_tokens=9), longer, reuse=True)
+        assert after.stats.cached_tokens > 0
+        guessing(engine, None)
+        assert after.tokens == Answer(engine, Sampling(max_new_tokens=9), longer).tokens
+        engine.parts.memory.prefix_cache.clear()
+    for most in (1, 2, 3, 8, 20):
+        guessing(engine, 8, source)
+        assert Answer(engine, Sampling(max_new_tokens=most), prompt).tokens == whole.tokens[:most]
+        cancel = threading.Event()
+        assert (
+            first_tokens(engine.generate(prompt, GREEDY, cancel, reuse=True), most, cancel.set) == (whole.tokens[:most])
+        )
+        closed: Any = engine.generate(prompt, GREEDY, reuse=True)
+        while next(closed).token is None:
+            pass
+        closed.close()
+    assert Answer(engine, GREEDY, prompt, reuse=True).tokens == whole.tokens
+
+
+@SOURCES
+def test_changes_in_the_middle(engine: Engine, source: str) -> None:
+    draw, prompt = random.Random(3), prompt_of(engine)
+    _, logits = bits(engine, prompt)
+    for _ in range(4):
+        seen = list[torch.Tensor]()
+
+        def drawn(_: Sequence[int], given: torch.Tensor, seen: list[torch.Tensor] = seen) -> int:
+            seen.append(given[0].clone())
+            return int(given[0].argmax())
+
+        for piece in engine.generate(prompt, GREEDY, draw=drawn):
+            if piece.token is not None and draw.random() < 0.5:
+                guessing(engine, draw.choice([None, 0, 1, 4, 8]), draw.choice([source, "auto"]))
+                budget, scope = draw.choice(["50%", "60%", "100%"]), draw.choice(["layer", "global"])
+                engine.change({"budget": budget, "scope": scope, "predictor": draw.choice(["none", "gate"])})
+                memory = engine.frame().memory
+                assert memory.used <= memory.budget
+        assert torch.equal(torch.stack(seen), logits)
+        engine.expert_cache.check_integrity()
+    engine.change({"budget": "50%", "scope": "layer", "predictor": "none"})
+
+
+@LOOKUP
+def test_without_a_prefetcher_nothing_is_compared_that_drafts_would_wait_for(engine: Engine) -> None:
+    """Auto, with prefetching switched off by hand."""
+    guessing(engine, 3)
+    engine.change({"predictor": "none", "prefetch_auto": True})
+    try:
+        assert Answer(engine, GREEDY).stats.more["drafted"] > 0
+    finally:
+        engine.change({"prefetch_auto": False})
+
+
+@LOOKUP
 def test_what_is_counted_is_what_was_kept(engine: Engine) -> None:
-    wanted = Answer(engine, Sampling(max_new_tokens=TOKENS))
+    wanted = Answer(engine, GREEDY)
     guessing(engine, 4)
-    found = Answer(engine, Sampling(max_new_tokens=TOKENS))
+    found = Answer(engine, GREEDY)
     drafted = [step for step in found.decode if step.drafted]
     assert any(step.accepted for step in drafted)
     assert any(step.accepted < step.drafted for step in drafted)
@@ -130,78 +232,16 @@ def test_what_is_counted_is_what_was_kept(engine: Engine) -> None:
     assert found.stats.more["accepted"] == sum(step.accepted for step in drafted)
 
 
-def test_it_ends_where_it_would(engine: Engine) -> None:
-    """At a text within the tokens of a pass, or a limit, and the KV cache goes on from there."""
-    whole = Answer(engine, Sampling(max_new_tokens=TOKENS))
-    guessing(engine, 8)
-    for cut in range(len(whole.text) // 3, len(whole.text) - 3, len(whole.text) // 6):
-        stop = whole.text[cut : cut + 3]
-        guessing(engine, None)
-        wanted = Answer(engine, Sampling(max_new_tokens=TOKENS, stop=(stop,)), reuse=True)
-        engine.parts.memory.prefix_cache.clear()
-        guessing(engine, 8)
-        found = Answer(engine, Sampling(max_new_tokens=TOKENS, stop=(stop,)), reuse=True)
-        assert (found.text, found.tokens, found.stats.reason) == (wanted.text, wanted.tokens, wanted.stats.reason)
-        longer = Ids([*engine.prompt.encode(PROMPT, 256), *found.tokens, 5, 6])
-        after = Answer(engine, Sampling(max_new_tokens=9), longer, reuse=True)
-        assert after.stats.cached_tokens > 0
-        engine.parts.memory.prefix_cache.clear()
-        guessing(engine, None)
-        assert after.tokens == Answer(engine, Sampling(max_new_tokens=9), longer).tokens
-    for most in (1, 2, 3):
-        guessing(engine, 8)
-        assert Answer(engine, Sampling(max_new_tokens=most)).tokens == whole.tokens[:most]
-
-
-def test_a_cancelled_answer_keeps_what_was_said(engine: Engine) -> None:
-    guessing(engine, 8)
-    whole = Answer(engine, Sampling(max_new_tokens=TOKENS))
-    for at in (1, 2, 3, 8, 20):
-        cancel, said = threading.Event(), list[int]()
-        for piece in engine.generate(PROMPT, Sampling(max_new_tokens=TOKENS), cancel, reuse=True):
-            if piece.token is not None:
-                said.append(piece.token)
-                if len(said) == at:
-                    cancel.set()
-        assert said == whole.tokens[:at]
-        closed = engine.generate(PROMPT, Sampling(max_new_tokens=TOKENS), reuse=True)
-        for piece in closed:
-            if piece.token is not None:
-                break
-        closed.close()  # type: ignore[attr-defined]
-    assert Answer(engine, Sampling(max_new_tokens=TOKENS), reuse=True).tokens == whole.tokens
-
-
-def test_changes_in_the_middle(engine: Engine) -> None:
-    wanted, draw = bits(engine), random.Random(3)
-    for _ in range(3):
-        seen = list[torch.Tensor]()
-
-        def drawn(_: Sequence[int], given: torch.Tensor, seen: list[torch.Tensor] = seen) -> int:
-            seen.append(given[0].clone())
-            return int(given[0].argmax())
-
-        for piece in engine.generate(PROMPT, Sampling(max_new_tokens=TOKENS), draw=drawn):
-            if piece.token is not None and draw.random() < 0.3:
-                guessing(engine, draw.choice([None, 0, 1, 4, 8]))
-                engine.change(
-                    {"budget": draw.choice(["50%", "60%", "100%"]), "predictor": draw.choice(["none", "gate"])}
-                )
-        assert torch.equal(torch.stack(seen), wanted[1])
-        engine.expert_cache.check_integrity()
-    engine.change({"budget": "50%", "predictor": "none"})
-
-
+@LOOKUP
 @pytest.mark.parametrize("several", [1, 3])
 def test_in_batches(engine: Engine, several: int) -> None:
     """A sequence alone in its passes verifies guesses; together with others it does not."""
-    sampling, cancel = Sampling(max_new_tokens=TOKENS), threading.Event()
-    wanted = Answer(engine, sampling)
+    wanted = Answer(engine, GREEDY)
     guessing(engine, 4)
-    asked = [BatchRequest(n, PROMPT, sampling) for n in range(several)]
+    asked = [BatchRequest(n, PROMPT, GREEDY) for n in range(several)]
     said: dict[object, list[int]] = {n: [] for n in range(several)}
     drafted = dict[int, int]()
-    for one in engine.batching.run(iter(asked), several, cancel):
+    for one in engine.batching.run(iter(asked), several, threading.Event()):
         assert not one.error
         if one.piece is not None and one.piece.token is not None:
             said[one.key].append(one.piece.token)
@@ -211,6 +251,7 @@ def test_in_batches(engine: Engine, several: int) -> None:
     assert bool(sum(drafted.values())) == (several == 1)
 
 
+@LOOKUP
 def test_where_it_would_blur_what_is_recorded_it_rests(engine: Engine) -> None:
     guessing(engine, 4)
     sampling = Sampling(max_new_tokens=12)
@@ -222,13 +263,14 @@ def test_where_it_would_blur_what_is_recorded_it_rests(engine: Engine) -> None:
     engine.change({"miss": "drop"})
     assert not Answer(engine, sampling).stats.more["drafted"]
     engine.change({"miss": "wait"})
-    assert Answer(engine, Sampling(max_new_tokens=TOKENS)).stats.more["drafted"]
+    assert Answer(engine, GREEDY).stats.more["drafted"]
 
 
+@LOOKUP
 def test_what_passes_took_is_kept_until_something_else_is_changed(engine: Engine) -> None:
     for count in (0, 4):  # what a token takes alone is known first
         guessing(engine, count)
-        Answer(engine, Sampling(max_new_tokens=TOKENS))
+        Answer(engine, GREEDY)
     gate = engine.parts.drafter.gate
     gate.fixed = None
     assert gate.took_ms(5) is not None
@@ -240,12 +282,15 @@ def test_what_passes_took_is_kept_until_something_else_is_changed(engine: Engine
     engine.change({"eviction": engine.spec.settings["eviction"]})
 
 
-def test_where_it_cannot_it_says_why(tmp_path: Path) -> None:
-    model, why = save_tokenizer(make_checkpoint("mixtral", tmp_path)), "fast arithmetic"
-    with loaded(model, {"budget": "50%"}, arithmetic="reference", context=128) as engine:
-        guessing(engine, 4)
-        assert not Answer(engine, Sampling(max_new_tokens=9)).stats.more["drafted"]
-        assert any("drafts lookup is not used" in text and why in text for _, text in engine.frame().marks)
-
-
-# ---------------------------------------------------------------------- guesses
+@pytest.mark.parametrize(
+    ("source", "arithmetic", "why"),
+    [("lookup", "reference", "fast arith"), ("mtp", "fast", "without a head"), ("model", "fast", "no draft model")],
+)
+def test_where_it_cannot_it_says_why(source: str, arithmetic: str, why: str, tmp_path: Path) -> None:
+    models = [save_tokenizer(make_checkpoint("glm4_moe", tmp_path / "none"))]
+    for model in [*models, *([with_head("glm4_moe", tmp_path / "head")] if source == "mtp" else [])]:
+        with loaded(model, {"budget": "50%"}, **HOW | {"arithmetic": arithmetic}) as engine:
+            guessing(engine, 4, source)
+            assert not Answer(engine, Sampling(max_new_tokens=9), IDS).stats.more["drafted"]
+            said = [text for _, text in engine.frame().marks]
+            assert any(f"drafts {source} is not used" in text and why in text for text in said)

@@ -58,7 +58,6 @@ def case(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
 
 @pytest.fixture
 def engine(case: Case) -> Iterator[Engine]:
-    """Given back as it was."""
     before = dict(case.engine.settings)
     yield case.engine
     case.engine.change(before)
@@ -178,9 +177,7 @@ def test_verified_wholly_nothing_changes(case: Case, engine: Engine, predictor: 
 
 
 @pytest.mark.parametrize("weights", ["predicted", "true"])
-def test_with_true_predictions_nothing_changes(
-    case: Case, engine: Engine, weights: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_true_ones_change_nothing(case: Case, engine: Engine, weights: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The routers' own answers are recorded, and given in the place of their early ones."""
     true: dict[tuple[int, int], RouterOutput] = {}
     step_now = [0]
@@ -204,9 +201,7 @@ def test_with_true_predictions_nothing_changes(
 
 
 @pytest.mark.parametrize(("predictor", "mode"), by_turns(ABLE, ("always", "verify")))
-def test_what_is_executed_is_fetched_before_all_else(
-    engine: Engine, predictor: str, mode: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_executed_ones_come_first(engine: Engine, predictor: str, mode: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also when the predictor itself may name but one expert, and none so unlikely."""
     issue, keep = engine.expert_cache.prefetch, engine.predictor_host.set_predicted
     predicted: dict[int, PredictedRouting] = {}
@@ -262,7 +257,6 @@ def test_an_engine_refuses_what_its_router_cannot_do(tmp_path: Path) -> None:
 
 
 def test_others_are_told_what_routers_answer_and_what_was_named(case: Case, engine: Engine) -> None:
-    """Whatever the predictor, and only for as long as they attend."""
     engine.change(OFF)
     predictor_host, hooks = engine.predictor_host, engine.loaded.sites[0].router._forward_hooks
     before = len(hooks)

@@ -1,7 +1,5 @@
 """Answers: streamed, stopped, seeded, counted; and every figure adds up."""
 
-from __future__ import annotations
-
 import itertools
 import threading
 from collections.abc import Iterator
@@ -121,9 +119,10 @@ def test_the_context_bounds_the_answer(engine: Engine) -> None:
     assert stats.prompt_tokens + stats.new_tokens == engine.context
 
 
-def test_a_prompt_longer_than_the_context_is_refused(engine: Engine) -> None:
-    with pytest.raises(ContextError, match=r"has \d+ tokens, but the context holds 256"):
-        next(engine.generate("x" * 400))
+@pytest.mark.parametrize(("text", "why"), [("x" * 400, r"has \d+ tokens, but the context holds 256"), ("", "empty")])
+def test_a_prompt_that_is_too_long_or_empty_is_refused(engine: Engine, text: str, why: str) -> None:
+    with pytest.raises(ContextError, match=why):
+        next(engine.generate(text))
     assert not engine.busy
 
 
@@ -145,11 +144,6 @@ def test_a_context_without_room_for_an_answer_is_refused(model: Path) -> None:
         Engine.load(LoadSpec.checked(str(model), context=1))
 
 
-def test_an_empty_prompt_is_refused(engine: Engine) -> None:
-    with pytest.raises(ContextError, match="empty"):
-        next(engine.generate(""))
-
-
 def test_two_answers_at_once_are_refused_and_the_first_goes_on(fresh: Engine) -> None:
     first = fresh.generate(CHAT, Sampling(max_new_tokens=4))
     next(first)
@@ -160,9 +154,7 @@ def test_two_answers_at_once_are_refused_and_the_first_goes_on(fresh: Engine) ->
     assert [p.kind for p in first][-1] == "end"
 
 
-def test_an_answer_that_begins_while_a_setting_is_applied_waits_for_it(
-    fresh: Engine, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_answer_that_begins_while_a_setting_is_applied_waits(fresh: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     begun, go_on, apply = threading.Event(), threading.Event(), fresh.wiring.controller.apply
     pieces: list[Piece] = []
 
@@ -210,9 +202,7 @@ def test_telemetry_off_records_nothing_and_answers_the_same(fresh: Engine) -> No
     assert fresh.frame().columns["step"].size == before
 
 
-def test_an_answer_that_breaks_off_within_a_layer_leaves_the_engine_usable(
-    fresh: Engine, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_answer_that_breaks_off_in_a_layer_leaves_it_usable(fresh: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     said = [p.token for p in talk(fresh, max_new_tokens=6)]
     with monkeypatch.context() as patched:
         patched.setattr("core.runtime.expert_math.ExpertMath.combine", lambda *_: 1 / 0)

@@ -17,10 +17,8 @@ from core.engine import Engine
 from core.errors import ModelError
 from core.hf.discover import find_experts
 from core.memory.codec import Codec, make_codec
-from core.memory.link_emulation import LinkEmulation
 from core.policy.eviction.lfu import LFU
 from core.settings.config import Settings
-from core.settings.link import LinkSettings
 from core.settings.loading import LoadSpec
 from core.settings.registry import variants
 from core.settings.sampling import Sampling
@@ -69,14 +67,6 @@ def test_the_manifest_says_whether_the_settings_are_exact(demo: Engine) -> None:
 
 
 CHAT = [{"role": "user", "content": "hello there"}]
-
-
-def test_a_part_is_given_its_group_before_and_after(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
-    seen: list[tuple[LinkSettings | None, LinkSettings]] = []
-    monkeypatch.setattr(LinkEmulation, "configure", lambda part, old, new: seen.append((old, new)))
-    before = engine.settings
-    after = engine.change({"link": "emulated", "link_gbps": 2})
-    assert seen == [(before.link, after.link)] and (after.link.kind, after.link.gbps) == ("emulated", 2.0)
 
 
 def test_telemetry_that_is_off_at_the_load_is_off(model: Path) -> None:

@@ -80,9 +80,7 @@ def prefills(pieces: list[Piece]) -> list[Piece]:
     return [one for one in pieces if one.kind == "prefill" and one.step is not None]
 
 
-def test_a_long_prompt_is_read_in_one_pass_and_gives_the_memory_back(
-    engine: Engine, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_long_prompt_is_one_pass_and_gives_the_memory_back(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     assert engine.sizes.chunk == sizes.SHORT_CHUNK and engine.sizes.longer
     slots, cache = engine.expert_cache.slots, engine.expert_cache
     pieces = list(engine.generate(LONG, ONE))
@@ -138,10 +136,7 @@ def test_a_budget_that_moves_meanwhile_holds(engine: Engine) -> None:
 
 
 @pytest.mark.parametrize("together", layered([False, True], quick=lambda together: together))
-def test_a_budget_that_is_lowered_before_a_long_pass_leaves_it_no_more_than_its_own(
-    engine: Engine, monkeypatch: pytest.MonkeyPatch, together: bool
-) -> None:
-    """The length was chosen by then: the pass is cut."""
+def test_a_budget_lowered_before_a_pass_holds(engine: Engine, monkeypatch: pytest.MonkeyPatch, together: bool) -> None:
     passes, least = engine._generation._passes, engine.sizes.slots_min("layer")
     choose = passes.max_chunk
 

@@ -51,7 +51,6 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def packs(model: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """The model as it is, in halves, and rounded to 4 bits."""
     folder = tmp_path_factory.mktemp("packs")
     return {
         "whole": import_model(str(model), folder / "whole"),
@@ -61,7 +60,6 @@ def packs(model: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Pa
 
 
 def logits(engine: Engine) -> torch.Tensor:
-    """Of a short text read and continued by a few tokens."""
     cache, found = engine.fresh_cache(), []
     with torch.inference_mode():
         for ids in ([[1, 7, 42, 99, 5, 23, 80, 3]], [[11]], [[12]], [[200]]):
@@ -94,9 +92,7 @@ def expected(model: Path) -> torch.Tensor:
         quick=lambda case: case == ("split", "200kB", "25%"),
     ),
 )
-def test_every_tier_gives_the_same_logits(
-    packs: dict[str, Path], expected: torch.Tensor, pack: str, host: str, budget: str
-) -> None:
+def test_tiers_agree(packs: dict[str, Path], expected: torch.Tensor, pack: str, host: str, budget: str) -> None:
     engine = load(packs[pack], budget, host=host)
     assert torch.equal(logits(engine), expected)
     engine.expert_cache.check_integrity()
@@ -207,9 +203,7 @@ def test_a_recorded_trace_narrows_the_forecast(packs: dict[str, Path], engine: E
         assert "improves after a few answers" in estimate(spec, seen=Seen(trace=trace[:few])).basis
 
 
-def test_more_host_memory_than_there_is_is_refused_before_anything_is_read(
-    packs: dict[str, Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_more_host_memory_than_is_free_is_refused(packs: dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> None:
     spec = LoadSpec.checked(str(packs["whole"]), Settings({"budget": "50%"}), context=256)
     free = estimate(spec).budget + HOST_MARGIN
     monkeypatch.setattr("core.capacity.free_memory.free_bytes", lambda device: (free, 10**12))

@@ -121,9 +121,7 @@ def likeliest(worker: Worker, most: int) -> npt.NDArray[np.bool_]:
     return worker.said >= np.sort(worker.said, 1)[:, -most:][:, :1]
 
 
-def test_an_answer_in_time_is_told_for_all_layers_before_layer_0_requests_anything(
-    engine: Engine, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_answer_in_time_is_told_of_all_layers_at_first(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     worker, clock = scripted(engine, takes_s=3 * TICK_S)
     worth(engine, saves_s=10 * TICK_S, search_s=3 * TICK_S)
     told = told_at_layer_0(engine, monkeypatch)
@@ -136,9 +134,7 @@ def test_an_answer_in_time_is_told_for_all_layers_before_layer_0_requests_anythi
 
 
 @pytest.mark.long(0.1)
-def test_as_many_experts_are_fetched_before_the_pass_as_there_are_slots(
-    engine: Engine, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_as_many_are_fetched_before_a_pass_as_there_are_slots(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     scripted(engine, takes_s=0.0)
     shape, cache = engine.shape, engine.expert_cache
     resident: list[int] = []
@@ -160,9 +156,7 @@ def test_as_many_experts_are_fetched_before_the_pass_as_there_are_slots(
 
 
 @pytest.mark.long(0.1)
-def test_slots_fill_in_the_order_of_use_however_likely_later_layers_are(
-    engine: Engine, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_slots_fill_in_the_order_of_use_not_of_likelihood(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     worker, _ = scripted(engine, takes_s=0.0)
     shape, cache = engine.shape, engine.expert_cache
     submitted, submit, prefetch = list[int](), cache.copies.link.submit, cache.prefetch
@@ -184,9 +178,7 @@ def test_slots_fill_in_the_order_of_use_however_likely_later_layers_are(
 
 
 @pytest.mark.long(0.1)
-def test_a_predictor_that_is_held_back_holds_a_pass_up_no_longer_than_it_would_save(
-    engine: Engine, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_predictor_holds_no_pass_up_longer_than_it_saves(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     engine.change({"predictor": "none"})
     logits, tokens = passes(engine)
     engine.change({"predictor": "routing_path"})
@@ -224,7 +216,6 @@ def test_before_anything_was_measured_nothing_is_waited_for(engine: Engine) -> N
 
 @pytest.mark.long(0.1)
 def test_what_a_pass_stalls_says_how_long_the_next_one_waits(engine: Engine) -> None:
-    """Of an answer, for a model whose misses stall: late answers show what waiting is worth."""
     scripted(engine, takes_s=None)
     steps = [p.step for p in engine.generate("Hi", Sampling(max_new_tokens=5)) if p.kind == "token" and p.step]
     stalled_s = [step.stall_ms / 1e3 for step in steps if step.phase == "decode"]
@@ -235,9 +226,7 @@ def test_what_a_pass_stalls_says_how_long_the_next_one_waits(engine: Engine) -> 
     assert engine.predictor_host.answer_wait.bound.saves_s(1) == 0.0  # other settings have stalls of their own
 
 
-def test_the_search_begins_when_a_token_is_drawn_before_its_pass_is_recorded(
-    engine: Engine, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_search_begins_before_a_drawn_token_is_recorded(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     worker, _ = scripted(engine, takes_s=0.0)
     recorder, events = engine.parts.recorder, list[str]()
     end, begin, give = recorder.end, recorder.begin, worker.give
@@ -265,9 +254,7 @@ def test_the_search_begins_when_a_token_is_drawn_before_its_pass_is_recorded(
 
 
 @pytest.mark.long(0.1)
-def test_the_next_part_of_a_prompt_is_searched_for_while_this_one_is_computed(
-    engine: Engine, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_next_part_of_a_prompt_is_searched_for_early(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     worker, _ = scripted(engine, takes_s=0.0)
     monkeypatch.setattr(engine._generation._passes, "chunk", 4)
     at_layer_0: list[int] = []

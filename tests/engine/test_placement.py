@@ -19,7 +19,8 @@ from core.settings.loading import LoadSpec
 from core.settings.sampling import Sampling
 from core.simulate import Config, Replay
 from core.simulate.run import maker
-from core.types import Ids, StepRecord
+from core.types import Ids
+from tests.decoded import passes_of
 from tests.selection import layered
 
 CHAT = [{"role": "user", "content": "What does json.dumps do?"}]
@@ -195,9 +196,7 @@ def test_bypass_acts_live_within_the_budget_and_changes_no_answer(engine: Engine
 
 
 @pytest.mark.long(0.1)
-def test_what_is_prefetched_beside_the_cache_displaces_nobody_and_changes_no_answer(
-    engine: Engine, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_prefetches_beside_displace_none_and_change_no_answer(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     engine.change({"eviction": "lfu", "budget": "30%", "predictor": "all_next", "bypass": True})
     answer, link, submit = said(engine, 24), engine.transfers, engine.transfers.submit
     refill(engine)
@@ -269,15 +268,14 @@ def test_lcp_counts_each_token_of_a_prompt(engine: Engine) -> None:
     ids=lambda change: "-".join(map(str, change.values())),
 )
 def test_the_simulator_agrees_request_by_request(engine: Engine, change: dict[str, object], tmp_path: Path) -> None:
-    shape, steps, profile = engine.shape, list[StepRecord](), profile_of(engine)
+    shape, profile = engine.shape, profile_of(engine)
     engine.use_profile(profile)
     engine.change(change)
     refill(engine)
     with TraceWriter(tmp_path / "t", TraceHead(shape.layers, shape.experts, shape.top_k, model="demo")) as writer:
-        for piece in engine.generate(CHAT, Sampling(max_new_tokens=16)):
-            if piece.step is not None and (not steps or piece.step is not steps[-1]):
-                steps.append(piece.step)
-                writer.add(piece.step)
+        steps = passes_of(engine.generate(CHAT, Sampling(max_new_tokens=16)))
+        for step in steps:
+            writer.add(step)
     config = Config.of(engine.settings, engine.expert_cache.slots, shape.layers, shape.experts, shape.top_k, profile)
     where, hints = FileTrace(tmp_path / "t"), config.hints(shape.layers, shape.experts)
     replay = Replay(where, maker(config), [config.capacity], config.scope, "filled", hints, config.transit)
@@ -289,7 +287,6 @@ def test_the_simulator_agrees_request_by_request(engine: Engine, change: dict[st
 
 
 def refill(engine: Engine) -> None:
-    """The cache as it is after a load with these settings."""
     cache = engine.expert_cache
     cache.core.evict_all()
     cache.reshape(make_policy=cache.make_policy)

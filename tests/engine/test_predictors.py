@@ -36,8 +36,6 @@ BESIDE = ["expert_map", "routing_path"]  # that have work done in a process
 
 
 class Case(NamedTuple):
-    """An engine with half of its experts resident, and what plain transformers says."""
-
     engine: Engine
     logits: torch.Tensor
     tokens: list[int]
@@ -78,7 +76,6 @@ def passes(engine: Engine, between: Callable[[], None] = lambda: None) -> tuple[
 
 
 def captured_predictions(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> list[Prediction]:
-    """Everything that is named from now on."""
     predicted: list[Prediction] = []
 
     def keep(predictions: Sequence[Prediction]) -> Sequence[Prediction]:
@@ -132,9 +129,7 @@ def test_a_model_that_is_called_directly_is_predicted_too(exact: Engine, name: s
 
 
 @pytest.mark.parametrize("name", layered(NAMES, quick=lambda name: name in ("none", "estimator", "gate")))
-def test_a_layer_waits_for_the_device_once_more_at_most(
-    exact: Engine, name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_layer_waits_for_the_device_once_at_most(exact: Engine, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """What a predictor asks for comes to the host in one piece."""
     exact.change({"predictor": name})
     waits: list[int] = []
@@ -148,10 +143,7 @@ def test_a_layer_waits_for_the_device_once_more_at_most(
 
 @pytest.mark.parametrize("scope", layered(["layer", "global"], quick=lambda scope: scope == "global"))
 @pytest.mark.parametrize("name", [n for n in NAMES if n != "none"])
-def test_every_predictor_names_experts_in_either_scope(
-    exact: Engine, name: str, scope: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Also more than there are slots for."""
+def test_each_names_experts_in_any_scope(exact: Engine, name: str, scope: str, monkeypatch: pytest.MonkeyPatch) -> None:
     exact.change({"predictor": name, "scope": scope, "budget": "50%"})
     exact.predictor_host.predictor.patient = True
     predicted = captured_predictions(exact, monkeypatch)
@@ -162,8 +154,6 @@ def test_every_predictor_names_experts_in_either_scope(
 
 
 class Listener(Predictor):
-    """Names nothing; keeps what it is told of the request."""
-
     starts = True
 
     def __init__(self) -> None:
@@ -212,9 +202,7 @@ def test_what_works_beside_is_heard_and_ends_with_its_predictor(exact: Engine, n
 
 
 @pytest.mark.parametrize("name", layered(BESIDE, quick=lambda name: name == "routing_path"))
-def test_a_process_beside_that_dies_is_said_once_and_computing_goes_on(
-    exact: Engine, name: str, caplog: Logged
-) -> None:
+def test_a_process_that_dies_is_said_once_and_computing_goes_on(exact: Engine, name: str, caplog: Logged) -> None:
     exact.change({"predictor": name})
     worker = exact.predictor_host.predictor.worker
     assert isinstance(worker, ProcessWorker)

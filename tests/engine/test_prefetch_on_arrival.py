@@ -50,7 +50,6 @@ def engine(model: Path) -> Iterator[Engine]:
 
 
 def searching(engine: Engine, distance: int) -> ProcessWorker:
-    """Its predictor searches expert maps in a process that has started."""
     engine.change({"predictor": "expert_map", "predictor.distance": distance, "prefetch_guard": False})
     list(engine.generate("Hi", Sampling(max_new_tokens=1)))
     worker = engine.predictor_host.predictor.worker
@@ -60,7 +59,6 @@ def searching(engine: Engine, distance: int) -> ProcessWorker:
 
 
 def settled(worker: ProcessWorker) -> None:
-    """All that it was given is processed."""
     end_s = time.monotonic() + WAIT_S
     while worker.behind and time.monotonic() < end_s:
         time.sleep(0.0005)
@@ -74,15 +72,12 @@ def taken_by_others(worker: ProcessWorker, monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def answer(engine: Engine, tokens: int = TOKENS) -> tuple[list[int | None], list[Any]]:
-    """The tokens and the passes of an answer."""
     pieces = list(engine.generate("Why do caches work?", Sampling(max_new_tokens=tokens)))
     return [piece.token for piece in pieces if piece.kind == "token"], [piece.step for piece in pieces if piece.step]
 
 
 @pytest.mark.parametrize("distance", layered([1, 2], quick=lambda distance: distance == 2))
-def test_every_layer_is_prefetched_before_it_is_reached(
-    engine: Engine, distance: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_layer_is_prefetched_before_reached(engine: Engine, distance: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Before each attention the search for its layer is given all the time that it needs, and the link is free: what is
     missing then would always be missing."""
     engine.change({"predictor": "none"})
@@ -139,9 +134,7 @@ def test_the_search_for_a_token_begins_when_it_is_drawn(engine: Engine, monkeypa
 
 
 @pytest.mark.long(0.1)
-def test_an_error_of_a_prefetch_on_the_other_thread_ends_the_pass(
-    engine: Engine, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_error_of_a_prefetch_on_another_thread_ends_a_pass(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     taken_by_others(searching(engine, 1), monkeypatch)
     prefetch, own, failed = engine.expert_cache.prefetch, threading.current_thread(), threading.Event()
 
@@ -164,9 +157,7 @@ def test_an_error_of_a_prefetch_on_the_other_thread_ends_the_pass(
     engine.expert_cache.check_integrity()
 
 
-def test_an_answer_waits_while_the_computing_thread_uses_the_cache(
-    engine: Engine, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_answers_wait_while_the_computing_thread_has_the_cache(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     worker = searching(engine, 2)
     taken_by_others(worker, monkeypatch)
     prefetcher, cache = engine.wiring.answering.step.prefetcher, engine.expert_cache

@@ -1,7 +1,5 @@
 """Which kept text a request continues from, what is dropped, and that its memory then holds its own tokens."""
 
-from __future__ import annotations
-
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -189,9 +187,7 @@ STEP = st.tuples(
 
 @settings(deadline=None)
 @given(st.lists(STEP, max_size=24), st.booleans(), st.integers(0, 4))
-def test_whatever_is_asked_the_memory_holds_its_own_tokens(
-    steps: list[tuple[str, int, int, bool, bool]], cuts: bool, chats: int
-) -> None:
+def test_the_memory_holds_its_own_tokens(steps: list[tuple[str, int, int, bool, bool]], cuts: bool, chats: int) -> None:
     """Each in the KV cache's own memory or beside it; some end only when all others have begun."""
     kept = Kept(chats, cuts=cuts)
     texts: list[list[int]] = [[1, 2, 3]]

@@ -90,15 +90,3 @@ def test_a_preset_that_needs_a_profile_answers_with_one(profiled: Engine, answer
     assert profiled.expert_cache.placement.scope == one.values["scope"]
     assert profiled.expert_cache.policy.retains == (one.values["eviction"] != "none")
     profiled.expert_cache.check_integrity()
-
-
-def test_every_preset_is_tried_with_what_it_needs() -> None:
-    assert {one.name for one in NEEDY} == {
-        "adapmoe",
-        "buddymoe",
-        "expertflow",
-        "speculating",
-        "speculating_estimator",
-        "speculating_execute",
-        "speculating_hybrid",
-    }

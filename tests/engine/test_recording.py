@@ -15,21 +15,18 @@ from core.settings.config import Settings
 from core.settings.sampling import Sampling
 from core.types import StepRecord
 from tests.architectures.trial import known, random_model, save
+from tests.decoded import passes_of
 from tests.engine.profiles import drawn_profile
 from tests.loaded import loaded
 from tests.selection import layered
 from tests.simulate.test_engine import restart
 
 TEXT = "Why do caches work?"
+Heard = Callable[[], tuple[list[StepRecord], list[torch.Tensor]]]
 
 
 def answered(engine: Engine) -> list[StepRecord]:
-    """The passes of one answer, each once."""
-    steps: list[StepRecord] = []
-    for piece in engine.generate(TEXT, Sampling(max_new_tokens=5)):
-        if piece.step is not None and (not steps or piece.step is not steps[-1]):
-            steps.append(piece.step)
-    return steps
+    return passes_of(engine.generate(TEXT, Sampling(max_new_tokens=5)))
 
 
 def test_distributions_guesses_and_tokens_of_every_pass(engine: Engine) -> None:
@@ -60,9 +57,7 @@ def test_keeping_changes_no_token(engine: Engine) -> None:
     assert again == plain and plain
 
 
-def test_prefetching_is_compared_with_none_and_the_result_is_said(
-    engine: Engine, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_prefetching_is_compared_with_none_and_that_is_said(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in {"FEWEST": 1, "LEAD": 0, "LEARNING": 0, "BLOCK": 2, "MOST": 2, "SURE": 1e9}.items():
         monkeypatch.setattr(f"core.policy.comparison.{name}", value)
     monkeypatch.setattr("core.policy.throttle.REST", 3)
@@ -109,7 +104,7 @@ def hooks(engine: Engine) -> int:
 
 
 @pytest.fixture
-def heard(engine: Engine) -> Callable[[], tuple[list[StepRecord], list[torch.Tensor]]]:
+def heard(engine: Engine) -> Heard:
     """Answers from a cache as after a load: its passes and their logits."""
 
     def ask() -> tuple[list[StepRecord], list[torch.Tensor]]:
@@ -121,9 +116,7 @@ def heard(engine: Engine) -> Callable[[], tuple[list[StepRecord], list[torch.Ten
     return ask
 
 
-def test_other_predictors_are_recorded_beside_an_answer_that_stays_the_same(
-    engine: Engine, heard: Callable[[], tuple[list[StepRecord], list[torch.Tensor]]]
-) -> None:
+def test_other_predictors_are_recorded_beside_an_answer_that_stays_the_same(engine: Engine, heard: Heard) -> None:
     engine.change({"predictor": "gate"})
     engine.keep(probs=False, ranks=True, tokens=False)
     in_use, _ = heard()
@@ -175,9 +168,7 @@ def test_what_was_named_in_a_pass_that_broke_off_is_not_the_next_one_s(engine: E
     "model_type",
     layered([name for name in ("hy_v4", "qwen4_exp_text") if known(name)], quick=lambda name: name == "hy_v4"),
 )
-def test_a_model_with_several_residual_streams_is_recorded_in_the_middle_of_an_answer(
-    model_type: str, tmp_path: Path
-) -> None:
+def test_a_model_with_several_residual_streams_is_recorded_midway(model_type: str, tmp_path: Path) -> None:
     every = {"mlp_layer_types": ["sparse"] * 4} if model_type == "hy_v4" else {}
     path = save(random_model(model_type, **every), tmp_path)
     with loaded(path, {"budget": "50%"}, dtype="float32", context=128) as engine:

@@ -41,8 +41,6 @@ def passes(engine: Engine, turned: dict[int, dict[str, object]] | None = None, t
 
 
 class Listener(Predictor):
-    """Hears of which request every layer is."""
-
     def __init__(self) -> None:
         self.heard: list[int] = []
 
@@ -161,7 +159,6 @@ LETTERS = st.text("ab", max_size=12)
 
 
 def shown(pieces: list[str], stops: list[str]) -> tuple[str, str]:
-    """What is shown in the end, and what ended it."""
     stop, text = StopText(stops), ""
     for piece in pieces:
         text += stop.feed(piece)

@@ -53,7 +53,6 @@ def loaded(model: Path, tokens: int, arithmetic: str = "fast", **settings: Any) 
 def answer(
     engine: Engine, tokens: int, draw: Any = None, taken: Callable[[], object] = lambda: None
 ) -> tuple[list[StepRecord], float]:
-    """The decode passes of an answer but the first, and the milliseconds from the end of that one to their own."""
     steps, ends_s = list[StepRecord](), list[float]()
     for piece in engine.generate("the cat sat", Sampling(max_new_tokens=tokens, seed=1), draw=draw):
         if piece.kind == "token" and piece.step is not None and piece.step.phase == "decode":
@@ -83,10 +82,7 @@ def of_kind(kind: str, model: Path, folder: Path) -> Iterator[Engine]:
     ("kind", "answers"),
     layered(itertools.product(KINDS, (1, 17)), quick=lambda case: case[1] == 1 and case[0] not in ELSEWHERE),
 )
-def test_the_parts_sum_to_what_a_clock_beside_the_engine_measured(
-    model: Path, tmp_path: Path, kind: str, answers: int
-) -> None:
-    """Over 60 tokens, or over 1,020."""
+def test_the_parts_sum_to_the_time_by_clock(model: Path, tmp_path: Path, kind: str, answers: int) -> None:
     meter, steps, wall_ms = dict[int, float](), list[StepRecord](), 0.0
     with of_kind(kind, model, tmp_path) as engine:
         for _ in range(answers):
@@ -199,7 +195,6 @@ def kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 
 def gbps(**how: object) -> float:
-    """Of the link of a load of the demo model."""
     engine = Engine.load(LoadSpec.checked("demo", Settings({"predictor": "none"}), context=64, **how))
     try:
         return engine.transfers.pace.gbps
@@ -207,9 +202,7 @@ def gbps(**how: object) -> float:
         engine.unload()
 
 
-def test_every_load_has_the_link_of_the_first_until_its_file_is_gone(
-    kept: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_loads_have_the_link_of_the_first_until_its_file_is_gone(kept: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     times = iter([9.0, 6.0, 8.0, *[5.0] * 3, *[36.0] * 3, *[36.0] * 3, *[18.0] * 3])
     monkeypatch.setattr(wiring, "time_pass", lambda *about: next(times))
     monkeypatch.setattr(wiring, "choose_threads", lambda *about, ours=False, own=False: (wiring.Threads(own=own), 1.0))
@@ -226,9 +219,7 @@ def kept_ms(arithmetic: str, measured: float, **how: object) -> float:
     return kept_pace.layer_ms(plan(LoadSpec.checked("demo", **how)), "hash", arithmetic, lambda: measured)
 
 
-def test_without_a_file_it_is_kept_for_the_process_and_each_format_and_arithmetic_has_its_own(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_without_a_file_it_is_kept_for_the_process_by_format(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kept_pace, "_of_process", {})
     assert kept_ms("fast", 1) == kept_ms("fast", 2) == 1 and kept_ms("reference", 4) == 4
     assert kept_ms("fast", 7, format="int8") == 7

@@ -19,6 +19,7 @@ from core.settings.registry import variants
 from core.settings.sampling import Sampling
 from core.types import Asked, Ids, Outcome, StepRecord
 from tests.checkpoints import make_checkpoint
+from tests.decoded import passes_of
 from tests.engine.test_packs import CHAT, logits
 from tests.selection import layered
 from tests.tiny_tokenizer import save_tokenizer
@@ -53,9 +54,7 @@ def engine(model: Path) -> Iterator[Engine]:
 
 
 def steps_of(engine: Engine, tokens: int = 24, prompt: Asked = CHAT) -> list[StepRecord]:
-    pieces = list(engine.generate(prompt, Sampling(temperature=0, max_new_tokens=tokens)))
-    found = {piece.step.index: piece.step for piece in pieces if piece.step is not None}
-    return list(found.values())
+    return passes_of(engine.generate(prompt, Sampling(temperature=0, max_new_tokens=tokens)))
 
 
 def test_tops_are_kept_and_the_rest_is_fetched(engine: Engine) -> None:

@@ -37,7 +37,6 @@ def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
 
 @pytest.fixture(scope="module")
 def known(engine: Engine, tmp_path_factory: pytest.TempPathFactory) -> Profile:
-    """Its profile, as it comes back from disk."""
     file = tmp_path_factory.mktemp("profile") / "p"
     save(calibrate(engine, TEXTS, parts={"peaks"}), file)
     return load(file, model_hash=engine.model_hash)
@@ -51,7 +50,6 @@ def fresh(engine: Engine, known: Profile) -> None:
 
 
 def anew(engine: Engine) -> None:
-    """The cache as after a load."""
     with engine.workbench("A test begins.") as bench:
         bench.start_over()
     engine.parts.recorder.forget()

@@ -14,7 +14,8 @@ from core.settings.config import Settings
 from core.settings.loading import LoadSpec
 from core.settings.registry import variants
 from core.settings.sampling import Sampling
-from core.types import AnswerStats, Ids, Piece, StepRecord
+from core.types import AnswerStats, Ids, Piece
+from tests.decoded import passes_of
 from tests.engine.profiles import drawn_profile
 
 FIRST = list(range(3, 33))
@@ -22,7 +23,6 @@ NEXT = [70, 71, 72, 73, 74]
 
 
 def ask(engine: Engine, ids: Sequence[int], count: int = 5, *, reuse: bool = True) -> tuple[list[int], list[Piece]]:
-    """(the text after it, its pieces)."""
     engine.prompt.ends = set()
     pieces = list(engine.generate(Ids(ids), Sampling(max_new_tokens=count, temperature=0.0), reuse=reuse))
     return [*ids, *(piece.token for piece in pieces if piece.token is not None)], pieces
@@ -200,10 +200,7 @@ def test_a_trace_has_the_tokens_that_were_computed(engine: Engine, tmp_path: Pat
     text, first = ask(engine, FIRST)
     whole = [*text, *NEXT]
     after, second = ask(engine, whole)
-    shape, steps = engine.shape, list[StepRecord]()
-    for piece in (*first, *second):
-        if piece.step is not None and not (steps and piece.step is steps[-1]):
-            steps.append(piece.step)
+    shape, steps = engine.shape, passes_of([*first, *second])
     with TraceWriter(tmp_path / "t", TraceHead(shape.layers, shape.experts, shape.top_k)) as writer:
         for step in steps:
             writer.add(step)

@@ -11,7 +11,6 @@ from tests.hf.rotary_cases import ByTorch
 
 @pytest.fixture
 def rotary_by_torch(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Nothing was tried before, and every call is tried, without gradients."""
     monkeypatch.setattr(rotary, "_tried", {})
     monkeypatch.setattr(fused_rotary, "available", lambda device: device.type == "cpu")
     monkeypatch.setattr(fused_rotary, "made", ByTorch)

@@ -30,33 +30,27 @@ def only_pickles(path: Path) -> None:
 
 
 def cut(number: int, end: int) -> Change:
-    """A shard without its bytes from `end` on."""
     return lambda path: shards(path)[number].write_bytes(shards(path)[number].read_bytes()[:end])
 
 
 def tensors(change: Callable[[Tensors], Tensors]) -> Change:
-    """Every shard rewritten with its tensors changed."""
     return lambda path: [save_file(change(load_file(file)), file, said(file)) for file in shards(path)]
 
 
 def said(file: Path) -> dict[str, str]:
-    """What a file's header says besides its tensors."""
     with safe_open(file, framework="pt") as opened:
         return opened.metadata() or {"format": "pt"}
 
 
 def headers(change: Callable[[dict[str, str]], dict[str, str]]) -> Change:
-    """Every shard rewritten with another such header."""
     return lambda path: [save_file(load_file(file), file, change(said(file))) for file in shards(path)]
 
 
 def without(fragment: str) -> Change:
-    """Tensors whose name holds `fragment` are gone, the files are not."""
     return tensors(lambda t: {n: v for n, v in t.items() if fragment not in n} or {"unused": torch.zeros(1)})
 
 
 def joined(path: Path) -> None:
-    """One file in place of shards and index."""
     whole = {name: tensor for file in shards(path) for name, tensor in load_file(file).items()}
     (path / INDEX).unlink()
     save_file(whole, path / "model.safetensors", {"format": "pt"})
@@ -109,7 +103,6 @@ def repeated(content: dict[str, Any], name: str) -> str:
 
 
 def overlapping(content: dict[str, Any], name: str) -> None:
-    """Two tensors of one size at one place, and the last one where the other was."""
     other = next(
         n for n, at in content.items() if n not in (name, "__metadata__") and at["shape"] == content[name]["shape"]
     )
@@ -117,7 +110,6 @@ def overlapping(content: dict[str, Any], name: str) -> None:
 
 
 def both_shards(path: Path) -> None:
-    """A tensor that two files have."""
     first, second, *_ = shards(path)
     name, tensor = next(iter(load_file(first).items()))
     save_file(load_file(second) | {name: tensor + 1}, second, metadata={"format": "pt"})

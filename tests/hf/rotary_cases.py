@@ -25,7 +25,6 @@ class Function(NamedTuple):
 
     @property
     def own(self) -> Any:
-        """Skips the test where the installed transformers has no such file."""
         module = pytest.importorskip(f"transformers.models.{self.file}.modeling_{self.file}")
         return getattr(module, self.name)
 
@@ -51,8 +50,6 @@ FUNCTIONS = {
 
 
 class Sizes(NamedTuple):
-    """Of queries and keys."""
-
     heads: int
     keys: int
     width: int
@@ -70,7 +67,6 @@ ON_GPU = (
 
 
 def drawn(function: Function, sizes: Sizes, dtype: torch.dtype, device: str = "cpu", seed: int = 0) -> list[Any]:
-    """q, k, cos and sin."""
     random = torch.Generator().manual_seed(seed)
     head = sizes.width + (sizes.rest if function.passes_on else 0)
 
@@ -91,7 +87,6 @@ def bits(some: torch.Tensor) -> torch.Tensor:
 
 
 def identical(got: Any, want: Any) -> bool:
-    """Bits, number types and strides."""
     return all(
         one.dtype == other.dtype and one.stride() == other.stride() and torch.equal(bits(one), bits(other))
         for one, other in zip(got, want, strict=True)
@@ -102,7 +97,7 @@ SIZES = Sizes(4, 2, 32, rest=16)
 
 
 class ByTorch:
-    """In the place of the GPU's kernel, which tests/memory/test_rotary_kernel.py and tests/gpu have."""
+    """In the place of the GPU's kernel, which tests/memory/test_compiled.py and tests/gpu have."""
 
     def __init__(self, form: Form, states: Pair, tables: Pair, results: Pair) -> None:
         self.form, self._like = form, results

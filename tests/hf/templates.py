@@ -198,7 +198,6 @@ CHATS: dict[str, list[dict[str, Any]]] = {
 
 
 def conversation(messages: int) -> list[dict[str, Any]]:
-    """A long chat: questions of a line, answers of a few paragraphs."""
     said = {"user": "How does a cache decide which expert it evicts? ", "assistant": "It evicts the one of least use. "}
     return [
         {"role": role, "content": f"{number}: " + said[role] * (2 if role == "user" else 30)}

@@ -131,9 +131,7 @@ def test_a_hostile_template_is_answered_in_words(tokenizer: PreTrainedTokenizerB
     assert chat_template.prompt_of(tokenizer, CHAT) == "hi"
 
 
-def test_nothing_of_a_template_is_compiled_in_this_process(
-    tokenizer: PreTrainedTokenizerBase, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_nothing_is_compiled_here(tokenizer: PreTrainedTokenizerBase, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: object, **__: object) -> None:
         raise AssertionError("compiled here")
 
@@ -201,9 +199,7 @@ def test_what_a_template_says_itself_is_passed_on(tokenizer: PreTrainedTokenizer
         ("' ' * (10 ** 7 * messages | length)", "no reason was given"),
     ],
 )
-def test_what_a_template_says_is_one_short_line_of_its_own_words(
-    tokenizer: PreTrainedTokenizerBase, said: str, passed_on: str
-) -> None:
+def test_what_a_template_says_is_one_short_line(tokenizer: PreTrainedTokenizerBase, said: str, passed_on: str) -> None:
     tokenizer.chat_template = "{{ raise_exception(" + said + ") }}"
     with pytest.raises(chat_template.Rejected) as caught:
         chat_template.render(tokenizer, CHAT)
@@ -251,9 +247,7 @@ WRITTEN = "{% endif %}{{ m.role[0] }}:{{ m.content }}|{% endfor %}"
         ("{% for m in messages %}{% if 0 %}" + WRITTEN, "s:Be brief.|s:Be kind.|u:hi|s:It is late.|a:hello|u:well?|"),
     ],
 )
-def test_system_messages_stand_where_the_template_takes_them(
-    tokenizer: PreTrainedTokenizerBase, template: str, prompt: str
-) -> None:
+def test_system_messages_stand_where_taken(tokenizer: PreTrainedTokenizerBase, template: str, prompt: str) -> None:
     tokenizer.chat_template = template
     said = (("system", "Be brief."), ("system", "Be kind."), *(("user", "hi"), ("system", "It is late.")))
     chat = [{"role": role, "content": text} for role, text in (*said, ("assistant", "hello"), ("user", "well?"))]

@@ -47,7 +47,6 @@ def test_a_composite_model_is_exact(model_type: str) -> None:
 
 @pytest.fixture(scope="module")
 def vision(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A tiny checkpoint of text and images, stored whole."""
     return save(random_model("qwen3_vl_moe"), tmp_path_factory.mktemp("vision"))
 
 

@@ -29,7 +29,6 @@ from tests.tiny_tokenizer import save_tokenizer
 
 @pytest.fixture(scope="module")
 def sound(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Two layers in two shards, with a tokenizer."""
     return save_tokenizer(make_checkpoint("qwen3_moe", tmp_path_factory.mktemp("sound"), num_hidden_layers=2))
 
 
@@ -167,9 +166,7 @@ CODED: list[tuple[Callable[[Tensors], Tensors], str]] = [
 
 
 @pytest.mark.parametrize(("change", "words"), CODED, ids=[words for _, words in CODED])
-def test_weights_that_are_not_what_they_seem_are_refused(
-    model: Path, change: Callable[[Tensors], Tensors], words: str
-) -> None:
+def test_weights_that_are_wrong_are_refused(model: Path, change: Callable[[Tensors], Tensors], words: str) -> None:
     damage.tensors(change)(model)
     damage.joined(model)
     with pytest.raises(ModelError, match=words):

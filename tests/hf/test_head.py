@@ -1,7 +1,5 @@
 """The head's states and logits: against a few lines of torch, and against a transformers model of one layer."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -43,7 +41,6 @@ class Case:
         return experts(self.own, hidden, ids, weights)
 
     def joined(self, first: int = 0) -> torch.Tensor:
-        """What the decoder layer gets."""
         eps = self.model.config.rms_norm_eps
         embedded = rms(self.embedded[first:], self.one + self.own["enorm.weight"], eps)
         hidden = rms(self.hidden[first:], self.one + self.own["hnorm.weight"], eps)

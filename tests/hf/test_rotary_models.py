@@ -44,7 +44,6 @@ LEFT_ALONE = {
 
 
 def passes(model: Any) -> torch.Tensor:
-    """The logits of a prompt, of three tokens, and of a short piece."""
     pieces, cache = torch.arange(3, 43)[None].split([33, 1, 1, 1, 4], 1), empty_cache(model.config)
     return torch.cat([cached_pass(model, piece, cache).logits[0] for piece in pieces])
 
@@ -93,8 +92,6 @@ def test_every_architecture_of_the_suite_is_known() -> None:
 
 
 class Attention(nn.Module):
-    """Calls a function of this file, with a default, a keyword and a closure."""
-
     def __init__(self) -> None:
         super().__init__()
         self.scale = nn.Parameter(torch.ones(()))

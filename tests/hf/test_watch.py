@@ -121,9 +121,7 @@ def test_a_layer_with_several_residual_streams_adds_the_experts_output_to_none(m
         assert [context_of(site).scale for site in sites] == [None] * len(sites)
 
 
-def test_a_model_that_does_not_run_without_its_experts_is_watched_without_norms(
-    checkpoint: Checkpoint, caplog: Logged
-) -> None:
+def test_a_model_that_needs_its_experts_is_watched_without_norms(checkpoint: Checkpoint, caplog: Logged) -> None:
     model = AutoModelForCausalLM.from_pretrained(checkpoint("qwen3_moe"), dtype="auto").eval()
     sites, seen = find_experts(model), list[Seen]()
 

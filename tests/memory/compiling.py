@@ -16,7 +16,6 @@ CAPABILITY = 80
 
 
 def compile_here(name: str, constants: dict[str, Any], kinds: Kinds) -> tuple[Binary, str, str]:
-    """In a process in which kernels are compiled: what is launched, PTX, and Triton IR."""
     from core.memory.codec.kernels import dequantize, gemv
 
     kernel = next(vars(module)[name[1:]] for module in (dequantize, gemv) if name[1:] in vars(module))
@@ -26,7 +25,6 @@ def compile_here(name: str, constants: dict[str, Any], kinds: Kinds) -> tuple[Bi
 
 @contextmanager
 def compiling() -> Iterator[ProcessPoolExecutor]:
-    """A process in which kernels are compiled, into a folder that goes with it."""
     with tempfile.TemporaryDirectory() as cache, ProcessPoolExecutor(1, get_context("spawn")) as pool:
         with patch.dict(os.environ, TRITON_INTERPRET="0", TRITON_CACHE_DIR=cache):
             pool.submit(os.getpid).result()  # it has started, and keeps what it found

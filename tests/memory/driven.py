@@ -34,8 +34,6 @@ ENTRY = re.compile(r"\.param \.[ubsf](\d+)( \.ptr \.global)?")
 
 
 class Parameter(NamedTuple):
-    """Of a compiled kernel, as its code says."""
-
     name: str
     points_at: str  # number type; "" = a number itself
     number: str
@@ -79,8 +77,6 @@ class Driven:
         start = self.launcher(kernel, constants)
 
         class Checked:
-            """Raises what was wrong in a launch, of which the caller hears only that it failed."""
-
             def __getitem__(_, programs: tuple[int, ...]) -> Any:
                 def call(*arguments: object) -> None:
                     try:
@@ -117,7 +113,6 @@ class Driven:
 
 
 def _argument(one: Parameter, value: int) -> Any:
-    """What the interpreter takes for a parameter: a tensor at the address, or a number."""
     if one.points_at:
         dtype = NUMBERS[one.points_at]
         return torch.frombuffer((ctypes.c_uint8 * dtype.itemsize).from_address(value), dtype=dtype)

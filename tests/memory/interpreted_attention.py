@@ -1,8 +1,6 @@
 """`python -m tests.memory.interpret interpreted_attention[:all]`: the kernels of a decoded token's attention under
 Triton's interpreter, {case: error / its bound}. bfloat16 is left out, whose products the interpreter does not know."""
 
-from __future__ import annotations
-
 from unittest.mock import patch
 
 import torch
@@ -43,7 +41,6 @@ def errors(
 
 
 def found(which: str) -> dict[str, float]:
-    """What was compared; a trial of a load, too."""
     both = which == "all"
     cases, tried = (CASES | LONG, TRIED) if both else (CASES, (CHUNK + 1,))
     with (

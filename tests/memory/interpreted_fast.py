@@ -45,7 +45,6 @@ def differing(got: torch.Tensor, wanted: torch.Tensor) -> int:
 
 
 def found(which: str) -> dict[str, int]:
-    """What differs, of one odd shape of some formats and of one expert, or of `all`."""
     differ: dict[str, int] = {}
     whole = which == "all"
     for i, name in enumerate(SOME):  # a step of blocks, and a part of one; more rows of x than a program has at once
@@ -69,8 +68,6 @@ def found(which: str) -> dict[str, int]:
 
 
 def draw(name: str, examples: int, differ: dict[str, int]) -> None:
-    """Drawn shapes and number types."""
-
     @settings(UNHURRIED, max_examples=examples)
     @given(
         outputs=st.integers(1, 17),
@@ -111,7 +108,6 @@ def products(
 
 
 def odd_numbers(differ: dict[str, int], formats: tuple[str, ...]) -> None:
-    """Each in a row of its own, at one place and everywhere; and a row of ties."""
     for name in formats:
         one, slots, _ = case(name, 5, inputs_of(name, 3))
         x = rows(2 * len(ODD) + 1, one.inputs, torch.float32)
@@ -130,7 +126,6 @@ def odd_numbers(differ: dict[str, int], formats: tuple[str, ...]) -> None:
 
 
 def turned(differ: dict[str, int]) -> None:
-    """Plain weights that a model stores as [in, out]."""
     weights = torch.randn(7, 76, generator=torch.Generator().manual_seed(1)).half()
     slot = weights.t().contiguous().view(-1).view(torch.uint8)
     one = Matrix(7, 76, True, 0, 0, "", Part(0, torch.float16), None, None, None, None)
@@ -207,7 +202,6 @@ def expert(
 
 
 def activation(spec: Gate) -> int:
-    """Of gates and ups of every size, between those of two rows of a matrix of one input."""
     from core.runtime.program import gate as on_cpu
     from core.runtime.program.gpu.gate import gated
 
@@ -222,7 +216,6 @@ def activation(spec: Gate) -> int:
 
 
 def summed(shared: str) -> int:
-    """Of three tokens, with experts left out."""
     from core.runtime.program.gpu.combine import combine
 
     width, random = 40, torch.Generator().manual_seed(4)

@@ -2,8 +2,6 @@
 the GPU does, on the emulated GPU, whose kernels Triton's interpreter runs, as {case: what was found}: how many numbers
 differ, how many races there were, or the error."""
 
-from __future__ import annotations
-
 import ctypes
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -37,8 +35,6 @@ QUICK_S = 0.2
 
 
 class Layers:
-    """Experts of some layers in slots and in host memory, and what computes them."""
-
     def __init__(self, fake: FakeCuda, name: str, dtype: torch.dtype, threads: int) -> None:
         self.fake, self.interpreter = fake, Interpreter(fake)
         self.random = torch.Generator().manual_seed(0)
@@ -72,13 +68,11 @@ class Layers:
         return found
 
     def rows(self, dtype: torch.dtype = torch.float32) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """A state, the experts that a router chose for it, and their weights."""
         x = torch.randn(1, HIDDEN, generator=self.random).to(dtype)
         ids = torch.randperm(EXPERTS, generator=self.random)[:CHOSEN]
         return x.to(self.device), ids.to(self.device), torch.rand(CHOSEN, generator=self.random).to(self.device)
 
     def tables(self, missing: Sequence[int]) -> list[torch.Tensor]:
-        """Of each layer, where experts without a slot have address 0."""
         return [self.table(layer, missing) for layer in range(LAYERS)]
 
     def table(self, layer: int, missing: Sequence[int]) -> torch.Tensor:
@@ -88,19 +82,16 @@ class Layers:
     def through(
         self, join: HostJoin, tables: Sequence[torch.Tensor], x: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor
     ) -> torch.Tensor:
-        """The state through all layers."""
         for layer, table in enumerate(tables):
             x = self.gpu.with_host(join.mail, table, ids, layer * EXPERTS, x, weights)
         return x
 
     def alone(self, x: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
-        """The same with every expert in a slot."""
         for layer in range(LAYERS):
             x = self.gpu.token(Where(table=self.table(layer, ()), ids=ids), x, weights)
         return x
 
     def finish(self) -> None:
-        """Wait for the GPU."""
         torch.cuda.current_stream().synchronize()
 
 
@@ -118,7 +109,6 @@ def layers(
 
 
 def found(which: str) -> dict[str, Any]:
-    """What a few layers have, or `all` of it."""
     if which != "all":
         return {"bits": bits("checkpoint", torch.float32, 1, MISSING[2:3])} | says_nothing() | races(*FAULTS)
     told: dict[str, Any] = {"bits": bits("checkpoint", torch.float32, 2), "codes": bits("int4-g32", torch.bfloat16, 1)}
@@ -128,7 +118,6 @@ def found(which: str) -> dict[str, Any]:
 
 
 def bits(name: str, dtype: torch.dtype, threads: int, patterns: Sequence[tuple[int, ...]] = MISSING) -> int:
-    """Numbers that differ from those with all experts in slots, as a graph, too."""
     count = 0
     with layers(name, dtype, threads) as some:
         join, took = some.join(), list[float]()
@@ -170,7 +159,6 @@ def ended(some: Layers, join: HostJoin) -> str:
 
 
 def never_begins() -> dict[str, Any]:
-    """Threads that end before they are called."""
     with layers() as some, pytest.MonkeyPatch.context() as patch:
         patch.setattr(background, "TIMEOUT_S", QUICK_S)
         some.team._closing = True
@@ -188,7 +176,6 @@ def by(call: Callable[[int, int, int], None], patch: pytest.MonkeyPatch) -> None
 
 
 def ends_at_once() -> dict[str, Any]:
-    """Threads that end within a token: the GPU gives up, once for all of its layers."""
     with layers(limit_s=QUICK_S) as some, pytest.MonkeyPatch.context() as patch:
         by(lambda team, until, plan: None, patch)
         join = some.join()
@@ -196,8 +183,6 @@ def ends_at_once() -> dict[str, Any]:
 
 
 def says_nothing() -> dict[str, Any]:
-    """A flag that is never set."""
-
     def call(team: int, until: int, plan: int) -> None:
         while not ctypes.c_int64.from_address(until).value:
             pass

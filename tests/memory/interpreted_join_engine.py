@@ -1,8 +1,6 @@
 """`python -m tests.memory.interpret interpreted_join_engine`: tokens that the emulated GPU leads, of which the host
 computes the experts that have no slot, through what may happen to them. Raises where something is wrong."""
 
-from __future__ import annotations
-
 import ctypes
 import tempfile
 import threading
@@ -49,14 +47,11 @@ def found(_: str) -> int:
 
 
 class Answer(NamedTuple):
-    """The logits [V] before each decoded token, and the records of these."""
-
     logits: torch.Tensor
     steps: list[StepRecord]
 
 
 def answer(engine: Engine, tokens: int) -> Answer:
-    """Of tokens that are one unlike the other."""
     drawn, logits = iter(range(17, 120, 13)), list[torch.Tensor]()
 
     def draw(ids: Sequence[int], row: torch.Tensor) -> int:

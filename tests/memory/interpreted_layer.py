@@ -75,7 +75,6 @@ class On(NamedTuple):
     launcher: Launcher
 
     def there(self, one: torch.Tensor | None) -> Any:
-        """A tensor, or none, where that is computed."""
         return one if one is None or one.device == self.device else one.to(self.device)
 
     def kernels(self) -> layer.LayerKernels:
@@ -97,7 +96,6 @@ def differing(got: torch.Tensor, wanted: torch.Tensor) -> int:
 
 
 def found(which: str) -> dict[str, int]:
-    """What differs, in a case of each kind, or in `all`, these with odd numbers too."""
     if which != "all":
         return {
             "norm": normed(*NORMS["scaled"], wild=False),
@@ -147,7 +145,6 @@ def normed(of: Norm, scale: float, adds: bool, *, wild: bool) -> int:
 
 
 def turned(spec: Rotate, *, wild: bool) -> int:
-    """Of rows at other positions than their own."""
     rows, context, width = 3, 70, spec.width
     size, heads = width * spec.cache.itemsize, spec.keys + 2 * spec.heads
     qkv = drawn(1, rows, heads * width, wild=wild)
@@ -184,7 +181,6 @@ def turned(spec: Rotate, *, wild: bool) -> int:
 
 
 def routed(spec: Route, *, wild: bool) -> int:
-    """Of some tokens, of which one has equal logits, and one a zero of each sign."""
     tokens = 4
     logits = drawn(1, tokens, spec.experts, wild=wild) * 3
     logits[1], logits[2, :2] = 0.25, torch.tensor([-0.0, 0.0])
@@ -212,7 +208,6 @@ def gated(spec: GatedHeads, *, wild: bool) -> int:
 
 
 def capped(*, wild: bool) -> int:
-    """Of rows of logits."""
     x = drawn(1, 3, 411, wild=wild) * 40
     got = ON.there(x.clone())
     ON.kernels().cap(got, 30.0)
@@ -221,13 +216,11 @@ def capped(*, wild: bool) -> int:
 
 
 def attended(spec: Attend, positions: tuple[int, ...], window: int = 0, *, wild: bool = False) -> int:
-    """Of rows at these positions, with NaN where the cache holds nothing yet."""
     q, k, v, sinks = states(spec, max(positions) + 1, len(positions), wild=wild)
     return compared(spec, q, k, v, sinks, torch.tensor(positions), window)
 
 
 def states(spec: Attend, written: int, rows: int, *, wild: bool) -> list[torch.Tensor]:
-    """Queries, keys, values and sinks."""
     capacity = written + 9
     q = drawn(1, rows, spec.query_heads, spec.width, wild=wild) * 2
     k, v = (torch.full((spec.heads, capacity, n), torch.nan).to(spec.cache) for n in (spec.width, spec.values))
@@ -248,7 +241,6 @@ def compared(
     positions: torch.Tensor,
     window: int,
 ) -> int:
-    """How many outputs differ."""
     rows, size = len(positions), spec.cache.itemsize
     wanted = torch.empty(rows, spec.query_heads, spec.values)
     strides = {f"{name}_head_stride": one.stride(0) * size for name, one in (("k", k), ("v", v))}

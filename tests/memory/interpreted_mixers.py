@@ -32,11 +32,7 @@ CONVOLVED = {
     "with a bias": Convolve(21, 7, 3, FP32, FP16, bias=True),
     "in fp16": Convolve(130, 10, 4, FP16, FP32, bias=True),
 }
-RULES = {
-    "Qwen3-Next": DeltaRule(2, 16, 4, 16),
-    "odd": DeltaRule(1, 21, 3, 37),
-    "whole": DeltaRule(2, 32, 2, 40),
-}
+RULES = {"Qwen3-Next": DeltaRule(2, 16, 4, 16), "odd": DeltaRule(1, 21, 3, 37), "whole": DeltaRule(2, 32, 2, 40)}
 LATENTS = {
     "DeepSeek-V3": Latent(3, 16, 8, Norm(40, 1e-6, BF16), BF16, interleaved=True),
     "GLM-4.7-Flash": Latent(2, 24, 16, Norm(64, 1e-5, FP32), FP32),
@@ -52,7 +48,6 @@ PIECES = 5, 1, 2  # rows of the calls that follow each other
 
 
 def found(which: str) -> dict[str, int]:
-    """What differs, in a case of each kind, or in `all`, these with odd numbers too."""
     if which != "all":
         return {
             "convolve": convolved(CONVOLVED["Qwen3-Next"]),
@@ -103,7 +98,6 @@ def convolved(spec: Convolve, *, wild: bool = False) -> int:
 
 
 def taken(rule: DeltaRule, *, wild: bool = False) -> int:
-    """Of rows whose a and b are among other numbers."""
     rows, width = 3, 2 * rule.value_heads + 7
     spec = DeltaInputs(rule.key_heads, rule.key_width, rule.value_heads, rule.channels, FP32, BF16, 1e-6)
     mixed, given = drawn(1, rows, rule.channels, wild=wild), drawn(2, rows, width, wild=wild) * 3
@@ -125,7 +119,6 @@ def taken(rule: DeltaRule, *, wild: bool = False) -> int:
 
 
 def ruled(spec: DeltaRule, *, wild: bool = False) -> int:
-    """Of calls that follow each other, after those that leave the states as they are."""
     there, heads, keys = layers.ON.there, spec.value_heads, 2 * spec.key_heads * spec.key_width
     own = drawn(1, heads, spec.key_width, spec.value_width)
     here = there(own.clone())
@@ -149,7 +142,6 @@ def latents() -> LatentKernels:
 
 
 def begun(spec: Latent, *, wild: bool = False) -> int:
-    """Of rows at other positions than their own, whose products follow each other."""
     there, rows, context, width = layers.ON.there, 3, 70, spec.norm.width
     queries, kvs = spec.heads * (spec.keys + spec.turned), width + spec.turned
     product = drawn(1, rows, queries + kvs, wild=wild)
@@ -179,7 +171,6 @@ def begun(spec: Latent, *, wild: bool = False) -> int:
 
 
 def absorbed(name: str, count: int) -> int:
-    """Of some rows on both sides of attention, by a matrix in a format."""
     there, heads, keys, values, turned, width = layers.ON.there, 3, 11, 20, 6, 256
     matrix, slots, _ = case(name, heads * (keys + values), width)
     spec = Absorb(matrix, heads, keys, values, turned)

@@ -2,8 +2,6 @@
 fast arithmetic, whose kernels Triton's interpreter runs, against the same models on this CPU, as {case: how many logits
 differ}. tests/gpu/test_fast.py has a real GPU compute them."""
 
-from __future__ import annotations
-
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
@@ -110,10 +108,7 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {  # what is changed o
         },
         {"format": "checkpoint", "dtype": "float32"},
     ),
-    "glm4_moe_lite": (
-        {"n_group": 1, "topk_group": 1, "moe_intermediate_size": 32},
-        {"format": "mxfp4", **BF16},
-    ),
+    "glm4_moe_lite": ({"n_group": 1, "topk_group": 1, "moe_intermediate_size": 32}, {"format": "mxfp4", **BF16}),
     "glm4_moe": (
         {"n_group": 2, "topk_group": 1, "moe_intermediate_size": 32},
         {"format": "int4-g32", "dense": "int4-g32", **BF16},
@@ -170,7 +165,6 @@ def otherwise(arch: str, how: str, **more: int) -> dict[str, int]:
 
 
 def counted(patch: pytest.MonkeyPatch, kind: type, name: str) -> list[str]:
-    """Gets the name of a method at each call."""
     calls, method = list[str](), getattr(kind, name)
 
     def call(*given: Any) -> Any:
@@ -220,7 +214,6 @@ def load(
 
 
 def logits(engine: Engine, cuts: Sequence[Cut]) -> torch.Tensor:
-    """[rows, V] of a text read in pieces: of all rows of each."""
     wiring, at, rows = engine.wiring, 0, []
     kv, pipeline = wiring.pool.take(CONTEXT), wiring.answering
     assert kv is not None

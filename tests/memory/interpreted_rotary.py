@@ -54,7 +54,7 @@ def compared(function: Function, dtype: torch.dtype, examples: int) -> int:
 
 @contextmanager
 def rounding_to_nearest() -> Iterator[None]:
-    """From fp32 to bfloat16, as compiled kernels do (tests/memory/test_rotary_kernel.py sees it in their code); the
+    """From fp32 to bfloat16, as compiled kernels do (tests/memory/test_compiled.py sees it in their code); the
     interpreter itself cuts bits off."""
     from triton import language as tl
     from triton.runtime.interpreter import InterpreterBuilder, TensorHandle
@@ -72,7 +72,6 @@ def rounding_to_nearest() -> Iterator[None]:
 
 
 def found(which: str) -> dict[str, dict[str, int]]:
-    """What was compared."""
     examples, each = int(which or 0), cycle(DTYPES)
     with (
         rounding_to_nearest(),

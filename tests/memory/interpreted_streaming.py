@@ -4,8 +4,6 @@ next layer's missing experts are fetched while a layer computes, as {what: how m
 A prefetch overlaps a layer where its copy waits for nothing that is launched after the layer's router was read: its
 stream knows nothing that the compute stream did since then."""
 
-from __future__ import annotations
-
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -49,8 +47,6 @@ def found(which: str) -> dict[str, int]:
 
 
 class Seen:
-    """Where the compute stream was when each layer began, and what was prefetched in it."""
-
     def __init__(self, patch: pytest.MonkeyPatch) -> None:
         self.ahead = list[tuple[Ticket, int]]()  # where its layer began
         self._began = 0

@@ -92,7 +92,6 @@ def test_a_slow_way_that_catches_up_is_not_given_up() -> None:
 
 
 def chosen(fake: Fake, threads: int = 2) -> str:
-    """The way of many rows, after a load in a new process."""
     choice._timed.clear()
     fake.calls.clear()
     choose(KIND, fake.ways, threads, fake.clock)

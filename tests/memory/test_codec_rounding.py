@@ -9,6 +9,7 @@ from core.memory.codec import FORMATS, Format, Numbers, numbers_of
 from core.memory.codec.coded import QuantizedTensor, dequantize, expanded, scales
 from core.memory.codec.quantize import quantize
 from core.memory.codec.tables import TABLES, grid
+from tests.memory.test_codec import BOUNDS
 from tests.selection import examples, layered
 
 FULL = Numbers(torch.float32, torch.float32, torch.float32)
@@ -32,7 +33,6 @@ def error(weight: torch.Tensor, rounded: torch.Tensor) -> float:
 
 
 def code_values(format: Format) -> torch.Tensor:
-    """What codes stand for, before they are scaled."""
     if format.table:
         return torch.tensor(TABLES[format.table])
     return torch.arange(1 << format.bits).float() - (128 if format.bits == 8 else format.offset)
@@ -134,35 +134,6 @@ def test_odd_groups(format: Format, numbers: Numbers) -> None:
         assert torch.equal(others, torch.zeros_like(others)) or 0.0 not in code_values(format)
     assert float((rounded[2] - 0.25).abs().max()) < 0.25 * (0.17 if format.bits < 8 else 0.01)
     assert float((rounded[1, 5] + 1000).abs()) < (0.3 if 0.0 in code_values(format) else 0.4) * 1000
-
-
-BOUNDS = {  # relative squared error of normal weights with scales in bf16; clipping both ends alike: 1 to 10 % more
-    "int4-g32": 0.00500,
-    "int4-g64": 0.00675,
-    "int4-g128": 0.00845,
-    "int4-g32-sym": 0.00660,
-    "int4-g64-sym": 0.00809,
-    "int4-g128-sym": 0.00936,
-    "nf4": 0.00730,
-    "iq4_nl": 0.00546,
-    "iq4_xs": 0.00546,
-    "q6_k": 0.00032,
-    "q5_k": 0.00125,
-    "q4_k": 0.00510,
-    "q2_k": 0.07600,
-    "iq3_s": 0.00730,
-    "iq3_xxs": 0.00700,
-    "q3_k": 0.02120,
-    "iq2_s": 0.02320,
-    "iq2_xxs": 0.02870,
-    "iq1_m": 0.02730,
-    "iq1_s": 0.12500,
-    "tq2_0": 0.14700,
-    "mxfp4": 0.01250,
-    "nvfp4": 0.00700,
-    "int3": 0.02760,
-    "int2": 0.10400,
-}
 
 
 @pytest.mark.parametrize("format", GROUPED, ids=lambda f: f.name)

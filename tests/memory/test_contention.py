@@ -1,10 +1,13 @@
 """Waits give the processors up while other programs want them, and only then."""
 
+import json
+import os
 import subprocess
 import sys
 import threading
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -13,11 +16,10 @@ from core.system.native.contention import CALM_S, LEAST_S, LOOK_S, MANY, REST_S,
 from core.system.native.openmp import entry
 
 ROOT = Path(__file__).parents[2]
+gnu = pytest.mark.skipif(not entry(), reason="torch uses another runtime than GNU's OpenMP")
 
 
 class Machine:
-    """Threads that run and wait as a test says."""
-
     def __init__(self) -> None:
         self.times = 0.0, 0.0
         self.contention = Contention(lambda: self.times)
@@ -187,8 +189,106 @@ print(spun, gave_up, waited())
 
 
 @pytest.mark.long(0.1)
-@pytest.mark.skipif(not entry(), reason="torch uses another runtime than GNU's OpenMP")
+@gnu
 def test_no_thread_of_torch_spins_in_a_crowd() -> None:
-    ended = subprocess.run([sys.executable, "-c", WAITING], cwd=ROOT, capture_output=True, text=True, check=True)
-    spun, gave_up, again = map(float, ended.stdout.split())
-    assert gave_up < 0.3 * min(spun, again), ended.stdout
+    spun, gave_up, again = map(float, python(WAITING).split())
+    assert gave_up < 0.3 * min(spun, again), (spun, gave_up, again)
+
+
+PREAMBLE = """
+import json, os, threading, time
+import torch
+from core.system.native import openmp
+torch.set_num_threads(3)
+big = torch.empty(1 << 22, dtype=torch.uint8)  # torch shares a copy of it among threads
+def native():
+    return len(os.listdir("/proc/self/task")) - threading.active_count()
+def share():
+    torch.empty_like(big).copy_(big)
+first = native()
+def within(work):  # natives more than before while a thread that has done `work` lives on
+    while native() != first:  # the thread before, and its own, are still ending
+        time.sleep(0.001)
+    done, over, before = threading.Event(), threading.Event(), native()
+    thread = threading.Thread(target=lambda: (work(), done.set(), over.wait()))
+    thread.start()
+    done.wait()
+    more = native() - before
+    over.set()
+    thread.join()
+    return more
+"""
+BY_ITSELF = """
+by_itself = {
+    "shared": within(share),
+    "alone": within(lambda: (openmp.single_thread(), share())),
+    "rested": within(lambda: (share(), openmp.stop_workers())),
+    "again": within(lambda: (share(), openmp.stop_workers(), share())),
+    "others": torch.get_num_threads(),
+}
+"""
+COPYING = """
+from core.memory.arena import Slot
+from core.memory.ticket import Ticket
+from core.memory.transfer import TransferEngine
+from core.types import Segment
+copied = threading.Event()
+def fetch(eid, raws, first=0):
+    raws[0].copy_(big)
+    copied.set()
+    return 0
+while native() != first:
+    time.sleep(0.001)
+before, link = native(), TransferEngine(torch.device("cpu"), fetch)
+slot = Slot(0, torch.empty_like(big))
+ticket = link.submit(Ticket(Segment(0, range(1)), [slot], len(big), True, "decode"))
+copied.wait()  # by the link's thread: nobody has waited for the ticket, who would have made the copy himself
+link.wait(ticket)
+copying = native() - before
+link.close()
+"""
+USING = """
+from core.engine.model_access import ModelAccess
+access, seen = ModelAccess(lambda: None, lambda: None, lambda: None), []
+def use():
+    while native() != first:
+        time.sleep(0.001)
+    before = native()
+    with access.owned("busy"):
+        share()
+        seen.append(native() - before)
+    seen.append(native() - before)
+    access.apply_if_idle()
+use()
+"""
+FORKED = """
+share()
+child = os.fork()
+if not child:
+    os._exit(len(os.listdir("/proc/self/task")))
+print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+"""
+
+
+def python(code: str) -> str:
+    """What it prints in a process of its own."""
+    env = {**os.environ, "OMP_NUM_THREADS": "3"}
+    how: dict[str, Any] = dict(cwd=ROOT, env=env, capture_output=True, text=True, check=True, timeout=120)
+    return str(subprocess.run([sys.executable, "-c", code], **how).stdout)
+
+
+@pytest.mark.long(0.2)
+@gnu
+def test_only_the_thread_that_computes_has_torchs_threads_beside_it() -> None:
+    """None alone, none after it rested, none while experts are copied, and none after a model was used."""
+    shown = 'print(json.dumps({"by itself": by_itself, "copying": copying, "using": seen}))'
+    found = json.loads(python(PREAMBLE + BY_ITSELF + COPYING + USING + shown))
+    assert found["by itself"] == {"shared": 2, "alone": 0, "rested": 0, "again": 2, "others": 3}
+    assert found["copying"] == 0 and found["using"] == [2, 0]
+
+
+@pytest.mark.long(0.1)  # of the system's threads, as all above
+@pytest.mark.skipif(sys.platform != "linux", reason="threads are counted in /proc")
+def test_a_forked_process_has_torchs_other_pool_before_it_starts_a_thread() -> None:
+    """Of threads that begin together without it, in one process of five some stop with "Invalid thread pool!"."""
+    assert python(PREAMBLE + FORKED) == "3\n"

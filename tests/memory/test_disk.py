@@ -74,7 +74,6 @@ def pack(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
 
 
 def whose(reader: PackReader, slot: torch.Tensor) -> int:
-    """Which expert's numbers a slot holds."""
     codec = reader.manifest.codecs(torch.float32, CPU)[0]
     weights = torch.cat([codec.dequantize(codec.views(slot), part).flatten() for part in SPECS])
     assert torch.allclose(weights, weights[:1].expand_as(weights), atol=1e-2)

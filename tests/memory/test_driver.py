@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 import torch
 
-from core.memory import cuda_driver
+from core.errors import DeviceError
+from core.memory import cuda_driver, mapped
 from core.memory.codec.kernels import build as building
 from core.memory.codec.kernels.build import CODES, Binary, Kinds, kinds_of, parameter_bits
 from core.memory.codec.kernels.driver import DriverLauncher
@@ -243,3 +244,33 @@ def test_parameters_are_laid_out_as_in_c() -> None:
     (launch,) = kernels.fake.launches
     assert launch.parameters[:4] == [1, 2, 3, 4] and launch.parameters[5:] == [5, 0]
     assert struct.calcsize("@iqiiQiQ") == 48
+
+
+@pytest.fixture(autouse=True)
+def _asked_anew() -> None:
+    open_driver.cache_clear()
+
+
+def test_the_driver_says_where(monkeypatch: pytest.MonkeyPatch) -> None:
+    row, driver = torch.zeros(64, dtype=torch.uint8), FakeDriver().driver()
+    monkeypatch.setattr(mapped, "open_driver", lambda: driver)
+    assert mapped.device_address(row) == row.data_ptr() + (1 << 40)
+
+
+def test_what_it_refuses_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    driver = FakeDriver(faults={"cuMemHostGetDevicePointer_v2": INVALID}).driver()
+    monkeypatch.setattr(mapped, "open_driver", lambda: driver)
+    with pytest.raises(DeviceError, match=r"no address of pinned memory \(CUDA error: invalid argument"):
+        mapped.device_address(torch.zeros(1))
+
+
+def test_without_its_driver_it_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing(name: str) -> None:
+        raise OSError(f"{name}: cannot open shared object file")
+
+    monkeypatch.setattr(ctypes, "CDLL", missing)
+    with pytest.raises(DeviceError, match="cannot be opened"):
+        mapped.device_address(torch.zeros(1))
+    monkeypatch.setattr(torch.version, "hip", "6.0")
+    with pytest.raises(DeviceError, match="AMD"):
+        mapped.device_address(torch.zeros(1))

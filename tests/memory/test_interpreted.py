@@ -4,8 +4,6 @@ canonical product.
 One process tries some of all of them: each takes longer to begin than to try a few cases. The long tests try the rest.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess
@@ -18,27 +16,12 @@ import pytest
 from core.memory.codec import FORMATS
 from tests.hf.rotary_cases import DTYPES, FUNCTIONS
 from tests.kernel_cases import CODED
+from tests.memory.fast.cases import PLAIN
 from tests.memory.interpreted import DRAWN
+from tests.memory.interpreted_fast import APART
+from tests.memory.interpreted_fast import SOME as FAST
+from tests.memory.interpreted_program import CASES as PROGRAMS
 
-PROGRAMS = (
-    "qwen3_moe",
-    "qwen2_moe",
-    "mixtral",
-    "olmoe",
-    "gpt_oss",
-    "granitemoe",
-    "granitemoeshared",
-    "afmoe",
-    "laguna",
-    "flex_olmo",
-    "gemma4_text",
-    "glm4_moe",
-    "glm4_moe_lite",
-    "deepseek_v2",
-    "deepseek_v3",
-    "qwen3_next",
-    "qwen3_5_moe_text",
-)
 ROOT = Path(__file__).parents[2]
 
 
@@ -57,12 +40,9 @@ def interpreted(*asked: str) -> list[Any]:
     return list(json.loads(run.stdout.splitlines()[-1]))
 
 
-PLAIN = ("bfloat16", "float16", "float32")
-FAST = ("int4-g64", "bfloat16")
-APART = ("nvfp4", "q3_k", "q5_k", "q6_k", "iq2_s")
 SOME = (
     "interpreted:drawn",
-    "interpreted_ids:2",
+    "interpreted:2",
     "interpreted_attention",
     "interpreted_fast",
     "interpreted_layer",
@@ -73,16 +53,11 @@ SOME = (
 
 @pytest.fixture(scope="module")
 def some() -> dict[str, Any]:
-    """What one process found."""
     return dict(zip(SOME, interpreted(*SOME), strict=True))
 
 
 def wrong(errors: dict[str, float]) -> dict[str, float]:
-    """Those beyond their bounds."""
     return {case: error for case, error in errors.items() if not error < 1}
-
-
-# -- products and matrices dequantized -------------------------------------------------------------------------------
 
 
 def test_drawn_shapes(some: dict[str, Any]) -> None:
@@ -105,21 +80,15 @@ def test_every_format() -> None:
     assert not wrong(errors)
 
 
-# -- experts found by their ids --------------------------------------------------------------------------------------
-
-
 def test_kernels_that_find_experts_by_their_ids_have_the_bits_of_those_told_addresses(some: dict[str, Any]) -> None:
     """Whole experts of one token, drawn: shapes, formats, number types, biases, who is in a slot."""
-    assert len(some["interpreted_ids:2"]) > 1
+    assert len(some["interpreted:2"]) > 1
 
 
 @pytest.mark.long(1)
 def test_the_same_for_every_format() -> None:
-    (formats,) = interpreted("interpreted_ids:30")
+    (formats,) = interpreted("interpreted:30")
     assert set(formats) == set(FORMATS)
-
-
-# -- launches through the CUDA driver, run from what reached it ------------------------------------------------------
 
 
 @pytest.mark.long(2.5)
@@ -133,9 +102,6 @@ def test_every_format_through_the_driver() -> None:
     assert found["not_multiples"] > 0  # the compiler is told so, or the driver would have refused
     assert found["planted"]["swapped"] > 1
     assert "stride = 45 was said to be a multiple of 16" in found["planted"]["multiples"]
-
-
-# -- the canonical product --------------------------------------------------------------------------------------------
 
 
 def test_the_canonical_product_has_the_bits_that_a_cpu_has(some: dict[str, Any]) -> None:
@@ -156,9 +122,6 @@ def test_the_same_for_every_format_and_drawn_shapes() -> None:
     assert not {case: count for case, count in differ.items() if count}
 
 
-# -- what a layer computes beside its experts ------------------------------------------------------------------------
-
-
 def test_a_layer_has_the_bits_that_a_cpu_has(some: dict[str, Any]) -> None:
     kinds = "norm", "rotate", "route", "attend", "product", "activation", "gated", "cap"
     assert some["interpreted_layer"] == dict.fromkeys(kinds, 0)
@@ -175,8 +138,6 @@ def test_the_same_for_every_kind_of_layer_and_odd_numbers() -> None:
     assert len(layers) > 80 and len(mixers) > 60
     assert not {case: count for case, count in (layers | mixers).items() if count}
 
-
-# -- experts that the host computes within what the GPU does -----------------------------------------------------------
 
 SILENT = "the GPU waited 0.2 seconds for what it was to compute"
 
@@ -207,9 +168,6 @@ def test_tokens_that_the_host_joins() -> None:
     that; settings that change; a silent host; experts that are not pinned."""
     (left,) = interpreted("interpreted_join_engine")
     assert left > 0
-
-
-# -- whole models on the emulated GPU ----------------------------------------------------------------------------------
 
 
 @pytest.mark.long(1)
@@ -246,9 +204,6 @@ def test_some_of_them_without_the_host(way: str) -> None:
     assert len(differ) == 1 and not any(differ.values())
 
 
-# -- rotary embeddings -----------------------------------------------------------------------------------------------
-
-
 @pytest.mark.long(0.2)
 def test_every_bit_of_rotary_embeddings() -> None:
     """Each function in one number type, and each number type with two functions or more."""
@@ -264,9 +219,6 @@ def test_every_bit_of_rotary_embeddings_of_drawn_sizes_in_every_number_type() ->
     (found,) = interpreted("interpreted_rotary:12")
     assert set(found) == set(FUNCTIONS)
     assert all(calls == dict.fromkeys(map(str, DTYPES), 12) for calls in found.values())
-
-
-# -- attention of decoded tokens --------------------------------------------------------------------------------------
 
 
 def test_attention_is_close_to_the_formula(some: dict[str, Any]) -> None:

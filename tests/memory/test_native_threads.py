@@ -65,7 +65,6 @@ class Kernel:
 
 
 def run(team: Team, *works: Work) -> None:
-    """Compute steps."""
     steps = Steps()
     steps.extend(works)
     steps.run(team)
@@ -183,8 +182,6 @@ def test_memory_is_its_owners_and_zeros_at_first() -> None:
 
 
 class Products:
-    """Of a random matrix in a slot."""
-
     def __init__(self, name: str, outputs: int, inputs: int) -> None:
         parts = {"down_proj": torch.randn(outputs, inputs)}
         codec = make(name, parts, FP16)
@@ -201,7 +198,6 @@ def large() -> Products:
 
 
 def every(made: Products) -> list[torch.Tensor]:
-    """All that a matrix computes."""
     at, x = made.slot.at, made.x
     return [made.few.few([at], x[:1]), made.few.many(at, x), made.tiled.many(at, x), dequantized(made.matrix, at, FP16)]
 
@@ -209,7 +205,7 @@ def every(made: Products) -> list[torch.Tensor]:
 def test_the_number_of_threads_changes_no_bit(large: Products) -> None:
     share(1)
     want = every(large)
-    for threads in (1, 2, 3):
+    for threads in (1, 2, 3, TORCHS):
         share(threads)
         for _ in range(20 if threads == 3 else 60):  # three threads take turns on two cores
             assert all(map(torch.equal, every(large), want))
@@ -249,7 +245,6 @@ class Fenced:
         self.at = start + page + (whole - size if at_end else 0)
 
     def view(self, *shape: int) -> torch.Tensor:
-        """As fp16."""
         return torch.frombuffer((ctypes.c_char * self.size).from_address(self.at), dtype=FP16).view(shape)
 
 

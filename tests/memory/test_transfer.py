@@ -53,7 +53,6 @@ def ticket(eid: int, demand: bool = False, size: int = 64) -> Ticket:
 
 
 def busy(link: TransferEngine, gate: Gate) -> Ticket:
-    """Occupy the worker, so that whatever follows queues."""
     first = link.submit(ticket(99))
     assert gate.entered.wait(60)
     return first
@@ -261,7 +260,6 @@ def test_a_slow_link_that_is_in_use_makes_copies_behind_wait() -> None:
 
 @pytest.mark.parametrize("then", ["wait", "wake"])
 def test_what_is_waited_for_is_left_where_waking_a_worker_takes_longer_than_the_copy(then: str) -> None:
-    """Until it is waited for, or was to be."""
     by = list[threading.Thread]()
 
     def fetch(eid: int, raws: Sequence[torch.Tensor], first: int) -> int:

@@ -4,6 +4,8 @@ import json
 import os
 import shutil
 from collections.abc import Callable
+from functools import reduce
+from operator import getitem
 from pathlib import Path
 from typing import Any
 
@@ -159,21 +161,11 @@ def seal(pack: Path, change: Change) -> str:
 
 
 def put(value: Any, *path: str | int) -> Change:
-    def change(body: Any) -> None:
-        for name in path[:-1]:
-            body = body[name]
-        body[path[-1]] = value
-
-    return change
+    return lambda body: reduce(getitem, path[:-1], body).__setitem__(path[-1], value)  # type: ignore[arg-type]
 
 
 def drop(*path: str | int) -> Change:
-    def change(body: Any) -> None:
-        for name in path[:-1]:
-            body = body[name]
-        del body[path[-1]]
-
-    return change
+    return lambda body: reduce(getitem, path[:-1], body).__delitem__(path[-1])  # type: ignore[arg-type]
 
 
 KEYS = (

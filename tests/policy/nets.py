@@ -1,7 +1,5 @@
 """What the networks that predict routing learn from: drawn states, distributions and passages."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import torch
@@ -15,8 +13,6 @@ SIZES = {"layers": LAYERS, "experts": EXPERTS, "hidden": HIDDEN}
 
 
 class Held:
-    """Examples in memory: states [N, L, H], distributions [N, L, E]."""
-
     def __init__(self, states: torch.Tensor, probs: torch.Tensor) -> None:
         self.states, self.probs = states, probs
         self.count = len(states) * (states.shape[1] - 1)
@@ -28,7 +24,6 @@ class Held:
 
 
 def drawn(count: int, seed: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
-    """States [N, L, H], and distributions [N, L, E] that a linear router makes of the layer before's states."""
     generator = torch.Generator().manual_seed(seed)
     states = torch.randn(count, LAYERS, HIDDEN, generator=generator)
     routers = torch.randn(LAYERS, HIDDEN, EXPERTS, generator=torch.Generator().manual_seed(99))

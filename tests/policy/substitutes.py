@@ -18,8 +18,6 @@ LAYERS = 2
 
 @dataclass
 class Known:
-    """A profile of LAYERS layers."""
-
     pairs: Any = None
     pairs_weighted: Any = None
     likeness: Any = None
@@ -51,7 +49,6 @@ def ask(
 
 
 def make(name: str, known: Known | None = None, experts: int = 8, **params: Any) -> Substitute:
-    """A substitute prepared for LAYERS layers."""
     made: Substitute = create("substitute", name, params)
     made.prepare(known, LAYERS, experts, CPU)
     return made
@@ -89,7 +86,6 @@ def drawn(seed: int, tokens: int, experts: int, k: int) -> tuple[Ask, Known, npt
 
 
 def gates(seed: int, experts: int) -> Gates:
-    """Any gates, often open ones."""
     rng = np.random.default_rng(seed)
 
     def some(often: float, *values: float) -> float:
@@ -111,7 +107,6 @@ def gates(seed: int, experts: int) -> Gates:
 
 
 def names(found: Chosen) -> tuple[list[list[int]], list[list[str]], list[list[str]]]:
-    """Ids, actions and reasons, in words."""
     return (
         found.ids.tolist(),
         [[Action(a).name for a in row] for row in found.action.tolist()],

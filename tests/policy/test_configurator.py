@@ -50,7 +50,6 @@ def some_times(seed: int) -> LayerTimes:
 
 
 def ready(curves: Curves, layer: int, cached: int, theta: float, window_ms: float, load_ms: float) -> float:
-    """m of equation 11, rank after rank."""
     found, copied = curves.top_k * float(curves.hit[layer, cached]) * theta, 0.0
     for rank in range(curves.chosen.shape[1]):
         fetched = 1.0 - float(curves.cached[layer, cached, rank]) * theta
@@ -176,9 +175,7 @@ def test_ties_go_to_the_lower_layer_and_full_layers_take_nothing() -> None:
 
 @given(seed=st.integers(0, 2**32), wish=st.floats(0, 1), theta=st.sampled_from([None, 1.0]))
 @examples(30)
-def test_the_least_budget_meets_the_target_and_one_expert_less_does_not(
-    seed: int, wish: float, theta: float | None
-) -> None:
+def test_the_least_budget_meets_the_target_and_one_less_does_not(seed: int, wish: float, theta: float | None) -> None:
     curves, times = some(seed), some_times(seed)
     least = K if theta else 0
     low, high = LAYERS * least, LAYERS * EXPERTS

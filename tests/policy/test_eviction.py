@@ -49,9 +49,6 @@ def replay(policy: Eviction, trace: Sequence[int], capacity: int) -> list[int | 
     return left
 
 
-# ------------------------------------------------------------------ the contract
-
-
 @pytest.mark.parametrize("name", NAMES)
 @given(trace=traces, capacity=st.integers(1, 6))
 def test_the_victim_is_a_resident_and_choices_repeat(name: str, trace: list[int], capacity: int) -> None:
@@ -117,9 +114,6 @@ def test_every_variant_says_what_it_is() -> None:
                 assert param.help
                 assert param.check(param.default) == param.default
                 assert param.type != "int" or (param.low is not None and param.high is not None)
-
-
-# ------------------------------------------------------------------ independent oracles
 
 
 def lru(trace: Sequence[int], capacity: int) -> list[int | None]:

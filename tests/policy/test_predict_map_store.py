@@ -20,7 +20,6 @@ def cosine(a: npt.NDArray[Any], b: npt.NDArray[Any]) -> float:
 
 
 def drawn(count: int, seed: int = 0) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
-    """Embeddings [count, H] and maps [count, L, E]."""
     random = np.random.default_rng(seed)
     return random.standard_normal((count, HIDDEN)), random.dirichlet(np.ones(EXPERTS), (count, LAYERS))
 
@@ -74,9 +73,6 @@ def test_a_full_store_gives_up_its_most_redundant_map(seed: int, distance: int) 
     (other,), (after,) = drawn(1, seed + 2000)
     assert store.by_embedding(other) == pytest.approx([cosine(other, k) for k in keys], abs=1e-5)
     assert store.walk().step(after[0]) == pytest.approx([cosine(after[0], one[0]) for one in maps], abs=1e-5)
-
-
-# ---------------------------------------------------------------------- the selection
 
 
 @examples(60)

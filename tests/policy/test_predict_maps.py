@@ -79,7 +79,6 @@ def walk(
     known: Known | None = None,
     tokens: int = 1,
 ) -> list[Sequence[Prediction]]:
-    """What it names as the pass begins and at each layer."""
     return [
         predictor.begin(Told(-1, distributions, embedding, known, tokens)),
         *(predictor.predict(Told(layer, distributions, embedding, known, tokens)) for layer in range(LAYERS)),

@@ -110,9 +110,7 @@ def flat(passes: Sequence[Pass], at: int, layer: int) -> list[tuple[int, list[li
 
 @examples(60)
 @given(SIZES, st.integers(1, 4), st.integers(1, 5), st.integers(0, 99))
-def test_transitions_count_what_brute_force_counts(
-    sizes: list[tuple[int, int]], layers: int, distance: int, seed: int
-) -> None:
+def test_transitions_by_brute_force(sizes: list[tuple[int, int]], layers: int, distance: int, seed: int) -> None:
     passes = random_passes(sizes, layers, 6, 2, seed)
     predictor, reach = make("transitions", width=6, distance=distance), max(1, min(distance, layers - 1))
     for at, layer, predictions in shown(predictor, passes, 6):
@@ -141,9 +139,7 @@ def test_transitions_count_what_brute_force_counts(
 
 @examples(60)
 @given(SIZES, st.integers(1, 4), st.integers(1, 5), st.integers(1, 6), st.integers(0, 99))
-def test_counts_of_use_are_what_brute_force_counts(
-    sizes: list[tuple[int, int]], layers: int, distance: int, window: int, seed: int
-) -> None:
+def test_uses_by_brute_force(sizes: list[tuple[int, int]], layers: int, distance: int, window: int, seed: int) -> None:
     passes = random_passes(sizes, layers, 6, 2, seed)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("core.policy.predict.recent.TOKENS", window)

@@ -108,9 +108,6 @@ def test_without_a_process_the_network_is_worked_at_once() -> None:
         }
 
 
-# ---------------------------------------------------------------------- oracle
-
-
 @pytest.mark.parametrize("begins", [True, False])
 @pytest.mark.parametrize("distance", [1, 2, 9])
 def test_the_oracle_names_exactly_what_comes(distance: int, begins: bool) -> None:

@@ -25,7 +25,6 @@ counted = arrays(np.int64, (LAYERS, EXPERTS), elements=st.integers(0, 50))
 
 
 def divisions(slots: int, least: Sequence[int], experts: int = EXPERTS) -> list[tuple[int, ...]]:
-    """Every way to give that many slots to the layers."""
     return [sizes for sizes in product(*(range(low, experts + 1) for low in least)) if sum(sizes) == slots]
 
 
@@ -165,7 +164,6 @@ L, E = 8, 64  # of which the first six layers are looked at
 
 
 def ordinary(seed: int = 0) -> npt.NDArray[np.float32]:
-    """Largest outputs that differ by a factor of two at most."""
     return np.random.default_rng(seed).uniform(1, 2, (L, E)).astype(np.float32)
 
 
@@ -189,34 +187,23 @@ def test_where_nothing_stands_out_none_is_super() -> None:
     assert ratios[most.layer, most.expert] == ratios.max()
 
 
-@pytest.mark.parametrize(("size", "found"), [(99.0, False), (101.0, True)])
-def test_a_tenth_of_the_largest_is_asked_of_it(size: float, found: bool) -> None:
-    peaks = ordinary()
-    peaks[0, 0], peaks[1, 1] = 1000, size
-    assert mask(peaks)[0, 0] and bool(mask(peaks)[1, 1]) is found
-
-
-def test_no_more_than_one_in_two_hundred() -> None:
-    """Six layers of 64 are 384: two are above the 99.5th percentile."""
-    peaks = ordinary()
-    peaks[3, :20] = np.arange(100, 120)
-    assert [(one.layer, one.expert) for one in super_experts(peaks)] == [(3, 19), (3, 18)]
-
-
-def test_the_last_quarter_of_the_layers_is_left_out() -> None:
-    """Their outputs are large, too: they take massive activations away again."""
-    peaks = ordinary()
-    peaks[6:] *= 1000
-    peaks[7, 7] = 1e6
-    assert super_experts(peaks) == []
-    peaks[5, 1] = 50  # is not held against the last layers' outputs
-    assert [(one.layer, one.expert) for one in super_experts(peaks)] == [(5, 1)]
-
-
-def test_a_layer_with_larger_outputs_has_none_for_that() -> None:
-    peaks = ordinary()
-    peaks[4] *= 100
-    assert super_experts(peaks) == []
+@pytest.mark.parametrize(
+    ("peaks", "found"),
+    [
+        ({(0, 0): 1000, (1, 1): 99}, [(0, 0)]),  # a tenth of the largest is asked of it
+        ({(0, 0): 1000, (1, 1): 101}, [(0, 0), (1, 1)]),
+        ({(3, at): 100 + at for at in range(20)}, [(3, 19), (3, 18)]),  # two of 384 are above the 99.5th percentile
+        ({6: 1500, 7: 1e6}, []),  # the last quarter is left out: it takes massive activations away again
+        ({6: 1500, 7: 1e6, (5, 1): 50}, [(5, 1)]),
+        ({4: 150}, []),  # a layer with larger outputs
+    ],
+)
+def test_which_experts_stand_out(peaks: dict[Any, Any], found: list[tuple[int, int]]) -> None:
+    drawn = ordinary()
+    for at, value in peaks.items():
+        drawn[at] = value
+    assert [(one.layer, one.expert) for one in super_experts(drawn)] == found
+    assert super_experts(ordinary()[:1] * np.where(np.arange(E) == 9, 70, 1))[0][:2] == (0, 9), "a single layer"
 
 
 def test_experts_that_were_never_chosen_count_nothing() -> None:
@@ -228,9 +215,3 @@ def test_experts_that_were_never_chosen_count_nothing() -> None:
     peaks[:] = 0
     peaks[2, 3] = 40  # with nobody beside it
     assert super_experts(peaks) == []
-
-
-def test_a_single_layer_is_looked_at() -> None:
-    peaks = ordinary()[:1]
-    peaks[0, 9] = 70
-    assert [(one.layer, one.expert) for one in super_experts(peaks)] == [(0, 9)]

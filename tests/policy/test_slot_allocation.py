@@ -1,5 +1,6 @@
 """Pins and slots per layer as the settings ask for them: what is understood, what is refused, and why."""
 
+import random
 from dataclasses import dataclass
 from typing import Any
 
@@ -8,6 +9,7 @@ import pytest
 
 from core.errors import SettingError
 from core.policy.allocation.slot_allocation import check_need, check_needs, place
+from core.policy.placement import Costs, Layer, layer_s, to_host
 from core.settings.config import Settings
 from core.settings.pins import Pins
 from core.settings.registry import NEEDS_PROFILE, variant, variants
@@ -34,9 +36,6 @@ def placed(slots: int, profile: AllocationProfile | None = None, **settings: obj
     if problem := found.problem(slots):
         raise SettingError(problem)
     return found
-
-
-# ------------------------------------------------------------------ how pins are written
 
 
 def test_pins_have_one_spelling() -> None:
@@ -73,9 +72,6 @@ def test_pins_that_the_model_does_not_have_are_refused(text: str, why: str) -> N
         placed(18, pins=text)
 
 
-# ------------------------------------------------------------------ whether they leave room
-
-
 def test_a_pin_list_larger_than_the_slots_is_refused() -> None:
     assert placed(12, pins="1:0, 1:1").pinned == {6, 7}
     with pytest.raises(
@@ -100,9 +96,6 @@ def test_pinned_experts_raise_what_a_layer_gets_at_least() -> None:
     profile = AllocationProfile(COUNTS)
     assert placed(10, profile, layer_slots="profile").divide(10) == [2, 5, 3]
     assert placed(10, profile, layer_slots="profile", pins="0:4, 0:5").divide(10) == [4, 3, 3]
-
-
-# ------------------------------------------------------------------ what needs a profile
 
 
 def test_what_needs_a_profile_says_so() -> None:
@@ -142,3 +135,58 @@ def test_the_help_of_what_needs_a_profile_says_so() -> None:
         for choice in variants(kind):
             assert choice.help.endswith(NEEDS_PROFILE) == bool(choice.needs), choice.name
     assert variant("layer_slots", "adapmoe").needs == ("counts", "gate_recall")
+
+
+def drawn(seed: int) -> tuple[Costs, Layer]:
+    of = random.Random(seed)
+    seconds = [10 ** of.uniform(-5, -2) for _ in range(4)]
+    fixed = [of.choice((0.0, 10 ** of.uniform(-5, -3))) for _ in range(2)]
+    costs = Costs(
+        copy_s=seconds[0],
+        device_fixed_s=fixed[0],
+        device_s=seconds[1],
+        device_beside_s=max(seconds[1:3]),
+        host_fixed_s=fixed[1],
+        host_s=seconds[3],
+        threads=(threads := of.randrange(4)),
+        gpu=threads > 0 and of.random() < 0.4,
+    )
+    return costs, Layer(of.randrange(9), of.randrange(1, 33), of.choice((0.0, 10 ** of.uniform(-5, -2))))
+
+
+def played_s(costs: Costs, layer: Layer, hosted: int) -> float:
+    """When a layer is over: what each of the two does, event by event."""
+    device_s = costs.device_beside_s if costs.threads and hosted else costs.device_s
+    work = device = 0.0  # seconds of the host's threads; when the device is free
+    if hosted:
+        work = costs.host_fixed_s + sum(costs.host_s for _ in range(hosted))
+    device += costs.device_fixed_s
+    for _ in range(layer.residents):
+        device += device_s
+    host_end = work
+    if not costs.gpu:
+        left = work - device if costs.threads else work
+        if left > 0:  # of so many threads, from now on shared by one more
+            device += left * costs.threads / (costs.threads + 1) if costs.threads else left
+        host_end = 0.0
+    link = layer.backlog_s
+    for _ in range(layer.misses - hosted):
+        link += costs.copy_s
+        device = max(device, link) + device_s
+    return max(device, host_end)
+
+
+@pytest.mark.parametrize("seed", range(0, 1000, 250))
+def test_the_closed_form_is_the_best_of_all_numbers(seed: int) -> None:
+    for one in range(seed, seed + 250):
+        costs, layer = drawn(one)
+        played = [played_s(costs, layer, n) for n in range(layer.misses + 1)]
+        for n, seconds in enumerate(played):
+            assert layer_s(costs, layer, n) == pytest.approx(seconds), (one, n)
+        assert played[to_host(costs, layer)] == pytest.approx(min(played)), (one, costs, layer)
+
+
+def test_a_link_that_is_behind_leaves_more_to_the_host() -> None:
+    costs = Costs(0.1, 0.0, 0.0, 0.0, 0.0, 0.1)
+    counts = [to_host(costs, Layer(0, 8, backlog_s)) for backlog_s in (0.0, 0.2, 0.4, 2.0)]
+    assert counts == sorted(counts) and counts[0] == 4 and counts[-1] == 8

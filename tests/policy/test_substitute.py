@@ -56,7 +56,6 @@ def test_the_batch_chooses_as_algorithm_1_does(name: str, params: dict[str, Any]
 
 
 def holds(question: Ask, rules: Gates, found: Chosen) -> None:
-    """What is true of every choice, whoever made it."""
     missing, ready = question.missing.tolist(), question.ready.tolist()
     for was, now, action, why in zip(question.ids.tolist(), *names(found), strict=True):
         changes = 0

@@ -1,55 +1,32 @@
 """Which expert is computed in place of a missing one, by hand: each rule and gate in both implementations."""
 
 import math
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
 from core.errors import SettingError
 from core.metrics.lossy_events import Action
 from core.policy.substitute import Gates, batch, plain
+from core.policy.substitute.buddies import cut, rank
+from core.policy.substitute.list_lengths import ListRule, by_layer, conditional, lengths, percentiles
+from core.settings.config import Settings
 from tests.policy.substitutes import Known, ask, drawn, make, names
+from tests.selection import examples
 
 OPEN = Gates(rho=8)
 SELECT = {"plain": plain.select, "batch": batch.select}
 either = pytest.mark.parametrize("select", SELECT.values(), ids=SELECT)
-ROW = [[0.0, 1.0, 2.0, 3.0, 4.0, 5.0]]  # similar: the higher id is the better one
 
 
 def ladder(experts: int = 6) -> torch.Tensor:
-    """Scores [1, 4, E]: the higher the id the better."""
     return torch.arange(float(experts)).expand(1, 4, experts)
-
-
-@either
-def test_the_first_missing_expert_takes_the_best_and_the_next_one_the_next(select: Any) -> None:
-    question = ask([[0, 1, 2, 3]], [[0.4, 0.3, 0.2, 0.1]], missing=[0, 2], experts=6)
-    assert names(select(question, OPEN, ladder())) == (
-        [[5, 1, 4, 3]],
-        [["SUBSTITUTE", "EXACT", "SUBSTITUTE", "EXACT"]],
-        [["ALLOWED"] * 4],
-    )
-
-
-@either
-def test_rho_is_spent_on_the_lightest_or_on_the_heaviest(select: Any) -> None:
-    """Who is allowed takes the best, which nobody else claims then. Of equals the router's first is heavier."""
-    question = ask([[0, 1, 2, 3]], [[0.4, 0.2, 0.2, 0.2]], missing=[0, 1, 2], experts=8)
-    light, heavy = (replace(OPEN, rho=1, rho_order=order) for order in ("lightest", "heaviest"))
-    assert names(select(question, light, ladder(8))) == (
-        [[0, 1, 7, 3]],
-        [["WAIT", "WAIT", "SUBSTITUTE", "EXACT"]],
-        [["RHO", "RHO", "ALLOWED", "ALLOWED"]],
-    )
-    assert names(select(question, heavy, ladder(8))) == (
-        [[7, 1, 2, 3]],
-        [["SUBSTITUTE", "WAIT", "WAIT", "EXACT"]],
-        [["ALLOWED", "RHO", "RHO", "ALLOWED"]],
-    )
-    assert select(question, replace(light, rho=2), ladder(8)).ids.tolist() == [[0, 7, 6, 3]]
-    assert select(question, replace(heavy, rho=2), ladder(8)).ids.tolist() == [[7, 6, 2, 3]]
 
 
 @either
@@ -57,15 +34,6 @@ def test_what_is_under_way_is_left_alone_and_stands_in_for_nobody(select: Any) -
     question = ask([[0, 1, 2, 3]], [[0.4, 0.3, 0.2, 0.1]], missing=[0], under_way=[1, 5], experts=6)
     found = select(question, OPEN, ladder())
     assert names(found)[:2] == ([[4, 1, 2, 3]], [["SUBSTITUTE", "EXACT", "EXACT", "EXACT"]]) and found.delta == 0.25
-
-
-@either
-def test_no_expert_is_taken_twice(select: Any) -> None:
-    scores = torch.tensor([[[0.0, 0.0, 0.1, 0.2, 0.5, 1.0]] * 2])
-    both = ask([[0, 1]], [[0.5, 0.5]], missing=[0, 1], experts=6)
-    assert select(both, OPEN, scores).ids.tolist() == [[5, 4]]
-    selected = ask([[0, 5]], [[0.5, 0.5]], missing=[0], experts=6)
-    assert select(selected, OPEN, scores).ids.tolist() == [[4, 5]], "nor one that the router selected"
 
 
 @either
@@ -157,15 +125,6 @@ def test_gates_that_forbid_everything_change_nothing(select: Any) -> None:
 
 
 @either
-def test_nothing_is_done_where_nothing_is_missing_or_nothing_is_ready(select: Any) -> None:
-    known = drawn(5, 4, 8, 4)[1]
-    for missing, action, reason in (([], "EXACT", "ALLOWED"), (range(8), "WAIT", "NO_CANDIDATE")):
-        question = ask([[0, 1, 2, 3]], [[0.25] * 4], missing=list(missing), experts=8)
-        found = select(question, OPEN, make("buddy", known, 8))
-        assert names(found) == ([[0, 1, 2, 3]], [[action] * 4], [[reason] * 4])
-
-
-@either
 def test_masks_of_another_size_are_refused(select: Any) -> None:
     buddy = make("buddy", drawn(5, 4, 8, 4)[1], 8)
     with pytest.raises(SettingError, match=r"mask of missing experts has the shape \(6,\).* has 8 experts"):
@@ -175,14 +134,6 @@ def test_masks_of_another_size_are_refused(select: Any) -> None:
         select(uneven, OPEN, buddy)
 
 
-def test_a_whole_prompt_in_one_call() -> None:
-    question, known, _ = drawn(11, 512, 128, 8)
-    rules = Gates(tau=0.3, rho=3)
-    found = batch.select(question, rules, make("buddy", known, 128))
-    assert found.ids.shape == (512, 8) and int((found.action == Action.SUBSTITUTE).sum()) > 500
-    assert names(found) == names(plain.select(question, rules, make("buddy", known, 128)))
-
-
 def test_a_source_lists_what_a_profile_says() -> None:
     pairs = torch.zeros(2, 4, 4)
     pairs[1, 0] = torch.tensor([0.0, 1.0, 3.0, 2.0])
@@ -190,3 +141,100 @@ def test_a_source_lists_what_a_profile_says() -> None:
     question = ask([[0]], [[1.0]], missing=[0], experts=4)
     assert list(buddy.listed(question, 0, 0, 0)) == [(2, 0.5), (3, pytest.approx(1 / 3)), (1, pytest.approx(1 / 6))]
     assert buddy.matrix(1)[0].tolist() == pytest.approx([0.0, 1 / 6, 0.5, 1 / 3])  # type: ignore[index]
+
+
+@dataclass(frozen=True)
+class Pairs:
+    pairs: npt.NDArray[np.float32] | None = None
+    pairs_weighted: npt.NDArray[np.float32] | None = None
+    likeness: None = None
+
+
+def co_activations(seed: int, layers: int, experts: int) -> npt.NDArray[np.float32]:
+    """Co-activations with ties, and with experts that were never active."""
+    rng = np.random.default_rng(seed)
+    pairs = rng.integers(0, 3 if seed % 2 else 1000, (layers, experts, experts)).astype(np.float32)
+    pairs[:, rng.random(experts) < 0.2] = 0.0
+    return pairs
+
+
+def one_by_one(row: list[float], alpha: float) -> int:
+    taken, upto, whole = 0, 0.0, sum(row)
+    for value in sorted(row, reverse=True):
+        if whole <= 0 or upto >= alpha - 1e-9:
+            break
+        taken, upto = taken + 1, upto + value / whole
+    return taken
+
+
+@examples(40)
+@given(
+    seed=st.integers(0, 2**32),
+    experts=st.integers(1, 80),
+    alphas=st.lists(st.floats(0.05, 1.0), min_size=1, max_size=4),
+    most=st.integers(1, 64),
+    smoothing=st.sampled_from([0.0, 0.5, 3.0]),
+)
+def test_lengths_by_definition(seed: int, experts: int, alphas: list[float], most: int, smoothing: float) -> None:
+    pairs = co_activations(seed, 2, experts)
+    found = lengths(pairs, alphas, smoothing)
+    for at, alpha in enumerate(alphas):
+        lists = cut(rank(pairs, most), np.full(2, alpha), most, smoothing)
+        np.testing.assert_array_equal(np.minimum(found[at], most), (lists.ids >= 0).sum(-1))
+        for layer in range(2):
+            for i in range(experts):
+                row = [float(pairs[layer, i, j]) + smoothing for j in range(experts) if j != i]
+                assert found[at, layer, i] == one_by_one(row, alpha)
+
+
+def test_percentiles_are_of_the_experts_that_have_a_list() -> None:
+    pairs = co_activations(5, 2, 24)
+    found = lengths(pairs, [0.3, 0.9])
+    has = [[i for i in range(24) if found[1, layer, i]] for layer in range(2)]
+    assert 0 < sum(map(len, has)) < 48
+    expected = [
+        [np.percentile([found[at, layer, i] for layer in range(2) for i in has[layer]], p) for at in range(2)]
+        for p in (10, 50)
+    ]
+    assert percentiles(found, (10, 50)).tolist() == expected
+    assert percentiles(np.zeros((2, 1, 3), np.int32), (50,)).tolist() == [[0.0, 0.0]]
+
+
+def test_a_layer_may_have_an_alpha_of_its_own() -> None:
+    pairs = co_activations(4, 3, 20)
+    own = lengths(pairs, np.array([[0.2, 0.5, 0.9]]))[0]
+    for layer, alpha in enumerate((0.2, 0.5, 0.9)):
+        np.testing.assert_array_equal(own[layer], lengths(pairs, [alpha])[0, layer])
+
+
+def test_the_lists_of_a_layer_by_hand() -> None:
+    """q of expert 0: .5, .3, .2; of 1: 1; of 2: .6, .4; expert 3 has no peer. At alpha .9 that is 3, 1, 2, 0."""
+    pairs = np.array([[[9, 5, 3, 2], [7, 0, 0, 0], [6, 4, 0, 0], [0, 0, 0, 0]]], np.float32)
+    assert lengths(pairs, [0.5, 0.9])[:, 0].tolist() == [[1, 1, 1, 0], [3, 1, 2, 0]]
+    (found,) = by_layer(pairs, np.array([0.9]), 2)
+    assert found[:5] == (0.9, 3, 1, 2.0, 3)
+    assert found.limited == pytest.approx(1 / 3)
+    assert found.covered == pytest.approx((0.8 + 1.0 + 1.0) / 3)
+    (none,) = by_layer(np.zeros((1, 4, 4), np.float32), np.array([0.9]), 2)
+    assert none == (0.9, 0, 0, 0.0, 0, 0.0, 0.0)
+
+
+@pytest.mark.parametrize("smoothing", [0.0, 2.5])
+def test_shares_are_of_each_expert_s_own_pairs(smoothing: float) -> None:
+    pairs = co_activations(6, 1, 12)[0]
+    kept = pairs.copy()
+    found = conditional(pairs, smoothing)
+    for i in range(12):
+        whole = sum(float(pairs[i, j]) + smoothing for j in range(12) if j != i)
+        for j in range(12):
+            expected = 0.0 if i == j or not whole else (float(pairs[i, j]) + smoothing) / whole
+            assert found[i, j] == pytest.approx(expected)
+    np.testing.assert_array_equal(pairs, kept)
+
+
+def test_the_rule_is_what_is_set() -> None:
+    rule = ListRule.of(Settings({"substitute.buddy.smoothing": 2.0}))
+    assert rule == ListRule(False, 2.0)
+    known = Pairs(co_activations(0, 2, 4))
+    assert rule.pairs(known) is known.pairs
+    assert rule._replace(weighted=True).pairs(known) is None

@@ -60,9 +60,7 @@ def test_alpha_of_another_number_of_layers() -> None:
     most=st.integers(1, 64),
     smoothing=st.sampled_from([0.0, 0.5, 3.0]),
 )
-def test_cut_lists_are_what_the_definition_says(
-    seed: int, experts: int, alpha: float, most: int, smoothing: float
-) -> None:
+def test_cut_lists_are_as_defined(seed: int, experts: int, alpha: float, most: int, smoothing: float) -> None:
     """BuddyMoE equations 4 to 6, expert by expert; and lists that went through a file are the same."""
     rng = np.random.default_rng(seed)
     pairs = rng.integers(0, 3 if seed % 2 else 1000, (1, experts, experts)).astype(np.float32)
@@ -79,9 +77,6 @@ def test_cut_lists_are_what_the_definition_says(
     again = cut(rank(spread(rank(pairs))), np.array([alpha]), most, smoothing)
     np.testing.assert_array_equal(again.ids, found.ids)
     np.testing.assert_allclose(again.q, found.q, rtol=1e-5)
-
-
-# ---------------------------------------------------------------------- what each takes
 
 
 def taken(substitute: Substitute, question: Ask, rules: Gates = OPEN) -> list[list[int]]:
@@ -137,9 +132,6 @@ def test_random_is_fair_and_the_same_again() -> None:
     assert counts[:3].tolist() == [0, 0, 0] and counts[3:].min() > 700 and counts[3:].max() < 900  # 800 each
     moved = Ask(1, ids[100:], weights[100:, None], lost, ready)
     assert torch.equal(batch.select(moved, OPEN, make("random")).ids, first[100:])  # whatever the batch is
-
-
-# ---------------------------------------------------------------------- routing anew
 
 
 def lean(question: Ask, rules: Gates, share: float) -> Chosen:
@@ -204,9 +196,6 @@ def test_leaning_takes_the_routers_weights_for_what_it_chose() -> None:
     assert dropped.ids.tolist() == [[0, 2], [0, -1]]
 
 
-# ---------------------------------------------------------------------- what they need
-
-
 def test_what_needs_a_profile_says_so() -> None:
     assert [v.name for v in variants("substitute") if v.needs] == ["buddy", "similar"]
     assert variant("substitute", "buddy").help.endswith(NEEDS_PROFILE)
@@ -219,15 +208,7 @@ def test_what_needs_a_profile_says_so() -> None:
 
 @pytest.mark.parametrize("name", [v.name for v in variants("substitute")])
 def test_every_parameter_does_something(name: str) -> None:
-    """Some question is answered in another way."""
-    other: dict[str, Any] = {
-        "alpha": "0.3",
-        "k_max": 1,
-        "weighted": True,
-        "smoothing": 100.0,
-        "eta": 5.0,
-        "lean": 0.9,
-    }
+    other: dict[str, Any] = {"alpha": "0.3", "k_max": 1, "weighted": True, "smoothing": 100.0, "eta": 5.0, "lean": 0.9}
     for param in variant("substitute", name).params:
         base = {"alpha": "0.5"} if param.name == "smoothing" else {}
         assert any(

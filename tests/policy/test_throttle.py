@@ -95,7 +95,7 @@ def test_it_pauses_where_it_costs_and_asks_again_ever_later() -> None:
     assert all(feed(one, REST, 10, 12)), "paused until it is compared again"
     feed(one, FEWEST, 10, 12)
     assert one.paused and f"in {2 * REST} tokens" in said[1]
-    feed(one, 40 * LONGEST, 10, 12)
+    feed(one, 6 * LONGEST, 10, 12)
     assert f"in {LONGEST} tokens" in said[-1] and f"in {LONGEST} tokens" in said[-2]
 
 
@@ -139,9 +139,7 @@ def test_what_waits_for_no_copies_is_not_tried_with_prefetching() -> None:
 
 
 @pytest.mark.parametrize(("predict_ms", "leaves"), [(1.0, False), (3.0, True)])
-def test_what_takes_longer_to_predict_than_copies_are_waited_for_is_left_after_three_tokens(
-    predict_ms: float, leaves: bool
-) -> None:
+def test_what_takes_longer_than_copies_are_waited_for_is_left_soon(predict_ms: float, leaves: bool) -> None:
     """Between 1 and 2 ms of a token's 10 are waited."""
     one, said = throttle()
     draw, with_it = random.Random(3), 0

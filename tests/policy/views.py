@@ -16,16 +16,12 @@ HIDDEN = 16
 
 
 class Pass(NamedTuple):
-    """One forward pass of a request: `ids` [L, T, k]."""
-
     request: int
     ids: npt.NDArray[np.int64]
 
 
 @dataclass
 class Known:
-    """A profile, as far as predictors read it."""
-
     gate_recall: Any = None
     default_recall: Any = None
     defaults: Any = None
@@ -34,7 +30,6 @@ class Known:
 
 
 def random_known(layers: int, experts: int) -> Known:
-    """A profile that has everything."""
     random = np.random.default_rng(5)
     return Known(
         np.array([np.nan, *random.random(layers - 1)]),
@@ -128,7 +123,6 @@ def drawn_path(layers: int, experts: int, d_model: int = 4, d_ff: int = 8, heads
 
 
 def token_of(row: npt.NDArray[np.int64]) -> int:
-    """A token id that goes with these experts of layer 0."""
     return int((row * 31 ** np.arange(len(row))).sum() % 100)
 
 

@@ -27,8 +27,6 @@ class Passed:
 
 
 class Oracle:
-    """`read` runs one text, as a whole."""
-
     def __init__(self, path: Path) -> None:
         self.model = plain_transformers(path, torch.float32)
         self.blocks = [layer.mlp for layer in self.model.model.layers]
@@ -51,7 +49,6 @@ class Oracle:
         return found
 
     def route(self, block: Any, h: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """(p [T, E], g [T, k], ids [T, k])"""
         probs = (h @ block.gate.weight.T).softmax(-1)
         weights, ids = probs.topk(self.k, dim=-1)
         if self.model.config.norm_topk_prob:

@@ -12,7 +12,6 @@ from core.types import Phase, StepRecord
 
 
 def step(ids: Any, phase: Phase = "decode", request: int = 0) -> StepRecord:
-    """A record with the routing [layers, tokens, k] and whose it is, and nothing else."""
     array = np.array(ids, np.int16)
     none = np.zeros(0, np.int16)
     tokens = array.shape[1]

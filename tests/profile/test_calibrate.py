@@ -34,8 +34,6 @@ BRIEF = CalibrationSettings(path_tokens=60, path_answer=12)
 
 @dataclass
 class State:
-    """What must be the same before and after."""
-
     logits: torch.Tensor
     hooks: list[tuple[str, int]]
     rest: list[object]

@@ -41,7 +41,6 @@ def truth(chat_model: Callable[[str], Path]) -> Oracle:
 
 
 def windows(engine: Engine) -> list[list[int]]:
-    """The token ids that are read, each from its own beginning."""
     every = [tokenize(engine.prompt.tokenizer, text).ids.tolist() for text in TEXTS]
     return [ids[at : at + WINDOW] for ids in every for at in range(0, len(ids), WINDOW)]
 
@@ -133,9 +132,7 @@ def test_the_first_tokens_of_every_window_count_less(engine: Engine, truth: Orac
         np.testing.assert_allclose(profile.pairs[layer], expected, rtol=1e-5)
 
 
-def test_hit_curves_are_those_of_the_tokens_one_by_one(
-    gathered: tuple[Profile, list[list[int]], list[Passed]], truth: Oracle
-) -> None:
+def test_hit_curves_token_by_token(gathered: tuple[Profile, list[list[int]], list[Passed]], truth: Oracle) -> None:
     """The routing and what the routers say early, as a trace, through the same measurement."""
     profile, _, passed = gathered
     ids = torch.stack([joined(passed, "ids", layer) for layer in range(L)], 1).numpy()

@@ -22,28 +22,15 @@ from core.profile.summary import best_pairs
 from tests.profile.conftest import MakeEngine
 
 
-def test_activations_by_hand() -> None:
-    """Three tokens, four experts: {0,1} with weights .6/.2, {0,2} with .5/.5, {1,0} with .1/.3."""
-    found = Activations(2, 4)
-    found.add(1, np.array([[0, 1], [0, 2]]), np.array([[0.6, 0.2], [0.5, 0.5]]))
-    found.add(1, np.array([[1, 0]]), np.array([[0.1, 0.3]]))
-    assert found.counts.tolist() == [[0, 0, 0, 0], [3, 2, 1, 0]]
-    both, weighted = found.pairs(), found.pairs_weighted()
-    assert both[1].tolist() == [[0, 2, 1, 0], [2, 0, 0, 0], [1, 0, 0, 0], [0, 0, 0, 0]]
-    # renormalised: (.75, .25), (.5, .5), (.25, .75): the smaller of 0 and 1 is .25 twice
-    np.testing.assert_allclose(weighted[1], [[0, 0.5, 0.5, 0], [0.5, 0, 0, 0], [0.5, 0, 0, 0], [0, 0, 0, 0]])
-    assert not both[0].any() and not weighted[0].any()
-
-
 def test_activations_one_token_at_a_time() -> None:
     rng = np.random.default_rng(0)
     ids = rng.random((200, 16)).argsort(-1)[:, :4]
     ids[7, 3] = ids[7, 1]  # a token that has an expert twice uses it once
     weights = rng.random((200, 4)).astype(np.float32)
-    found, wide = Activations(1, 16), np.zeros((16, 16))
+    found, wide = Activations(2, 16), np.zeros((16, 16))
     counts, both = np.zeros(16, int), np.zeros((16, 16))
     for part in np.array_split(np.arange(200), 7):
-        found.add(0, ids[part].astype(np.uint8), weights[part])
+        found.add(1, ids[part].astype(np.uint8), weights[part])
     for row, w in zip(ids.tolist(), weights.astype(float), strict=True):
         gates = {}
         for expert, weight in zip(row, w, strict=True):
@@ -53,10 +40,9 @@ def test_activations_one_token_at_a_time() -> None:
             for j, gj in gates.items():
                 both[i, j] += i != j
                 wide[i, j] += (i != j) * min(gi, gj) / sum(gates.values())
-    assert found.counts[0].tolist() == counts.tolist()
-    np.testing.assert_array_equal(found.pairs()[0], both)
-    weighted = found.pairs_weighted()
-    np.testing.assert_allclose(weighted[0], wide, rtol=1e-5)
+    assert found.counts.tolist() == [[0] * 16, counts.tolist()]
+    np.testing.assert_array_equal(found.pairs(), [0 * both, both])
+    np.testing.assert_allclose(found.pairs_weighted(), [0 * wide, wide], rtol=1e-5)
 
 
 def test_first_tokens_count_less_in_pairs_only() -> None:
@@ -95,19 +81,6 @@ def test_percentiles_are_those_of_the_sorted_values() -> None:
     for layer in range(2):
         exact = np.percentile(entropy(weights[layer]), np.arange(101), method="inverted_cdf")
         np.testing.assert_allclose(got[layer], exact, atol=1 / (1 << 14))
-
-
-def test_the_most_redundant_gives_way() -> None:
-    """Two layers of two experts, distance 1: RDY = .5 cos(embeddings) + .5 cos(maps). The new one has the embedding of
-    the first and the map of the second. Towards the first: .5 * 1 + .5 * 0 = .5; towards the second, whose embedding
-    has a cosine of .6: .5 * .6 + .5 * 1 = .8. So the second goes."""
-    store = MapCollection(2, 2, 2, capacity=2, distance=1)
-    left, right = [[1.0, 0.0], [1.0, 0.0]], [[0.0, 1.0], [0.0, 1.0]]
-    store.add(np.array([[1, 0], [0.6, 0.8]], np.float32), np.array([left, right], np.float32))
-    store.add(np.array([[2, 0]], np.float32), np.array([right], np.float32))
-    assert store.keys().tolist() == [[1, 0], [2, 0]]
-    assert store.maps().tolist() == [left, right]
-    assert store.maps().dtype == store.keys().dtype == np.float16
 
 
 @pytest.mark.parametrize("distance", [1, 3, 99])

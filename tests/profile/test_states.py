@@ -59,7 +59,6 @@ def opened(total: int, tokens: int = BEFORE, kind: str = "hidden", folder: Path 
 
 
 def read(file: StateFile, size: int = 7, seed: int = 0) -> list[tuple[int, float, float]]:
-    """(layer, input, distribution) of every example, in the order given."""
     found = []
     for layer, inputs, probs in file.batches(size, torch.Generator().manual_seed(seed)):
         assert len(layer) <= size and inputs.dtype == probs.dtype == torch.float32
@@ -122,7 +121,7 @@ def _tensors() -> list[torch.Tensor]:
 
 
 @pytest.mark.long(0.1)
-def test_more_tokens_than_memory_held_are_trained_on(
+def test_more_tokens_than_memory_holds_are_read(
     engine: Engine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Ten thousand tokens, above the 8192 of before, in a twentieth of the memory that their states take."""
@@ -182,9 +181,7 @@ def test_cancelling_leaves_no_files(engine: Engine, tmp_path: Path, place: str) 
         assert free[0] == open_files + 2 and len(os.listdir("/proc/self/fd")) == open_files
 
 
-def test_a_disk_without_room_is_refused_before_anything_is_read(
-    engine: Engine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_disk_without_room_is_refused_first(engine: Engine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     chosen, steps = settings(tokens=100, input="hidden"), list[str]()
     each = chosen.training_bytes(engine.shape, 1)
     usage = SimpleNamespace(free=states.SPARE_BYTES + 40 * each + 7)
@@ -206,9 +203,6 @@ def test_a_disk_that_becomes_full_is_said(engine: Engine, monkeypatch: pytest.Mo
     with pytest.raises(ProfileError, match="cannot be kept on disk: No space left on device"):
         calibrate(engine, [TEXT], parts={"estimator"})
     assert not engine.busy
-
-
-# ---------------------------------------------------------------------- the settings
 
 
 def test_the_width_is_the_networks(engine: Engine, tmp_path: Path) -> None:
@@ -242,9 +236,7 @@ def fed(engine: Engine, kind: str, monkeypatch: pytest.MonkeyPatch) -> tuple[Pro
 
 
 @pytest.mark.parametrize("kind", ["hidden", "quasi"])
-def test_it_is_trained_on_what_it_will_be_fed(
-    kind: str, engine: Engine, chat_model: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_it_is_trained_on(kind: str, engine: Engine, chat_model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Against plain transformers: h_l, or Norm_{l+1}(r_l + sum of weight * default vector)."""
     profile, inputs = fed(engine, kind, monkeypatch)
     oracle = Oracle(chat_model("qwen3_moe"))

@@ -125,7 +125,6 @@ def truth(chat_model: Callable[[str], Path]) -> Oracle:
 
 @pytest.fixture
 def learnt(monkeypatch: pytest.MonkeyPatch) -> list[Passage]:
-    """What the network is trained on and tested with."""
     found: list[Passage] = []
     passages = Paths.passages
 
@@ -142,9 +141,7 @@ def prompts(engine: Engine) -> list[list[int]]:
     return [one.ids[: one.prompt].tolist() for one in read]
 
 
-def test_by_default_the_model_writes_what_the_network_learns_from(
-    engine: Engine, learnt: list[Passage], truth: Oracle
-) -> None:
+def test_by_default_the_model_writes_what_is_learnt_from(engine: Engine, learnt: list[Passage], truth: Oracle) -> None:
     profile = calibrate(engine, TEXTS, parts={"path"}, settings=FEW)
     assert sum(len(one.ids) for one in learnt) == FEW.path_tokens == profile.tokens
     asked = prompts(engine)
@@ -197,9 +194,7 @@ def test_recorded_routing_counts_and_the_rest_is_written(engine: Engine, learnt:
 
 
 @pytest.mark.long(0.1)
-def test_a_disk_without_room_is_said_before_anything_is_read(
-    engine: Engine, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_a_disk_without_room_is_said_first(engine: Engine, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     usage = namedtuple("usage", "total used free")
     monkeypatch.setattr(shutil, "disk_usage", lambda where: usage(0, 0, (256 << 20) + 12 * 1000))  # 3 layers of 4
     with pytest.raises(ProfileError, match=r"set path_tokens to at most 1,000, or"):

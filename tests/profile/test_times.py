@@ -23,10 +23,7 @@ def test_a_pass_by_hand() -> None:
     gaps = np.array([[5.0, 2.0, 1.0, 4.0, 3.0], [5.5, 2.0, 1.0, 4.0, 3.0], [9.0, 8.0, 7.0, 8.0, 9.0]])
     # att: 1, 1, 7 -> 1; moe: 2 2 8 4 4 8 -> 4; head: first gap - att + last = 7, 7.5, 17 -> 7.5
     assert _summed(gaps) == {"att": 1.0, "moe": 4.0, "head": 7.5}
-
-
-def test_a_single_layer_by_hand() -> None:
-    """No second layer tells attention from the embedding: both are attention's, and the rest is the head's."""
+    # No second layer tells attention from the embedding: both are attention's, and the rest is the head's.
     assert _summed(np.array([[5.0, 2.0, 3.0]])) == {"att": 5.0, "moe": 2.0, "head": 3.0}
 
 
@@ -57,9 +54,7 @@ def test_experts_are_resident_when_a_pass_is_timed(settings: dict[str, object], 
 
 
 @pytest.mark.parametrize("settings", layered([{}, {"eviction": "none"}], quick=bool))
-def test_a_token_computed_alone_is_routed_otherwise_than_in_the_prompt(
-    settings: dict[str, object], make_engine: MakeEngine
-) -> None:
+def test_a_token_alone_is_routed_otherwise(settings: dict[str, object], make_engine: MakeEngine) -> None:
     """The slots of a layer are for a token's four experts: one that no pass before this one chose fits as well."""
     engine = make_engine(settings={"budget": "50%", **settings})
 

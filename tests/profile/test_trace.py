@@ -61,9 +61,7 @@ def test_a_file_whose_writing_was_cut_off_is_read_up_to_there(tmp_path: Path) ->
         assert (read(trace) == ids[:8192]).all()
 
 
-def test_distributions_and_guesses_are_read_as_they_were_recorded(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_distributions_and_guesses_are_read_as_recorded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(trace_file, "CHUNK", 8)
     ids, sizes = routed(20), [5, 1, 1, 12, 1]
     probs, predictions = np.random.default_rng(1).random((20, 3, 9)).astype(np.float16), drawn_predictions(5, 4)
@@ -137,7 +135,6 @@ SOME = TimedConfig(Config("lru", 8), "gate")
 
 
 def told(trace: FileTrace, config: TimedConfig) -> list[list[tuple[int, int]]]:
-    """What a replay names in each pass: (layer, expert)."""
     predictor, found = predictor_for(config, trace), []
     assert isinstance(predictor, Replayed)
     for _, chunk, at, tokens in passes(trace):

@@ -1,5 +1,6 @@
 """Bypass in simulated caches: the bound is what trying everything finds, and where it cannot pay it does not."""
 
+import math
 from functools import cache
 from itertools import combinations
 from typing import Any
@@ -9,13 +10,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from core.measure.evaluate.tally import FEWEST, RUN, ModeTotals
 from core.policy.allocation.slots import shares
 from core.policy.eviction import GONE, Belady
 from core.profile.trace import ArrayTrace
 from core.settings.registry import variants
-from core.simulate import BELADY, BELADY_BYPASS, Config, Replay, simulate
+from core.simulate import BELADY, BELADY_BYPASS, Clock, Config, Replay, simulate
+from core.simulate.blocks import BLOCKS, Block, block_of, gain
+from core.simulate.prefetchers import TimedConfig, timed
 from core.simulate.run import maker
 from tests.cache.machine import EXPERTS, LAYERS, build, hold
+from tests.profile.passes import routed, step
 from tests.selection import examples, layered
 from tests.simulate.belady import belady_misses
 from tests.simulate.test_engine import K, routes
@@ -40,10 +45,10 @@ def fewest(tokens: list[list[int]], slots: int, *, admits: bool = False) -> int:
     return after(0, frozenset())
 
 
-routed = st.lists(st.sets(st.integers(0, 4), min_size=1, max_size=2).map(sorted), min_size=1, max_size=8)
+requested = st.lists(st.sets(st.integers(0, 4), min_size=1, max_size=2).map(sorted), min_size=1, max_size=8)
 
 
-@given(trace=routed, slots=st.integers(2, 4))
+@given(trace=requested, slots=st.integers(2, 4))
 def test_the_oracle_of_other_tests_is_the_optimum(trace: list[list[int]], slots: int) -> None:
     best = fewest(trace, slots, admits=True)
     assert belady_misses(trace, slots, warm=False) == best
@@ -51,7 +56,6 @@ def test_the_oracle_of_other_tests_is_the_optimum(trace: list[list[int]], slots:
 
 
 def misses(ids: Any, experts: int, slots: int, scope: str = "layer", transit: int = 0) -> int:
-    """Belady's, decoding."""
     replay = Replay(ArrayTrace(ids, experts), Belady, [slots], scope, transit=transit)
     return int(replay.run().misses[1].sum())
 
@@ -119,3 +123,52 @@ def test_misses_and_who_stays_are_the_engine_s_own(name: str, seed: int, slots: 
         there = np.flatnonzero(cache.policy.score != GONE).tolist()
         assert there == [eid for eid in range(LAYERS * EXPERTS) if real.is_resident(eid)]
     real.copies.link.close()
+
+
+CLOCK = Clock(4.0, 1.0, 0.1, 0.0)
+
+
+def test_parts_are_of_equal_length_and_every_token_is_in_one() -> None:
+    at = block_of(np.arange(100), 100)
+    assert np.bincount(at).tolist() == [5] * BLOCKS
+    assert block_of(np.arange(3), 3).tolist() == [0, 6, 13]
+
+
+def test_a_gain_and_its_error_by_hand() -> None:
+    base = [Block(10, cost) for cost in (5.0, 6.0, 7.0, 8.0, 9.0)]
+    less = [Block(10, cost) for cost in (4.0, 4.0, 6.0, 6.0, 8.0)]  # 1, 2, 1, 2, 1 less
+    mean, error = gain(less, base) or (0.0, 0.0)
+    assert mean == pytest.approx(1.4)
+    assert error == pytest.approx(math.sqrt(sum((one - 1.4) ** 2 for one in (1, 2, 1, 2, 1)) / 4 / 5))
+    assert gain(base, less) == pytest.approx((-1.4, error))
+    assert gain(less[:4], base[:4]) is None, "of four parts no error is told"
+    assert gain(less, [*base[:4], Block(9, 9.0)]) is None, "not of the same tokens"
+    heavy = [*(Block(1, 1.0) for _ in range(4)), Block(96, 0.0)]
+    assert (gain(heavy, [Block(one.tokens, 2.0) for one in heavy]) or (0.0,))[0] == pytest.approx(1.96)
+
+
+def test_the_parts_of_a_replay_add_up_to_its_result() -> None:
+    source = ArrayTrace(routed(47), 9)
+    (plain,) = simulate(source, [Config("lru", 9)], clock=CLOCK, processes=1)
+    (counted,) = simulate(source, [Config("lru", 9)], processes=1)
+    (ahead,) = timed(source, [TimedConfig(Config("lru", 9))], CLOCK, 100, processes=1)
+    for found, whole in ((plain, plain.tpot_ms), (counted, counted.misses_per_token), (ahead, ahead.tpot_ms)):
+        assert sum(one.tokens for one in found.blocks) == 47 and len(found.blocks) == BLOCKS
+        assert sum(one.tokens * one.cost for one in found.blocks) / 47 == pytest.approx(whole)
+
+
+def test_the_error_of_a_mode_s_time_comes_from_runs_of_passes() -> None:
+    tally, rng = ModeTotals(), np.random.default_rng(0)
+    took = rng.normal(10.0, 1.0, RUN * FEWEST + 3)
+    for at, ms in enumerate(took):
+        if at == RUN * FEWEST:
+            runs = took[:at].reshape(FEWEST, RUN).mean(1)
+            assert tally.total_ms_se == pytest.approx(runs.std(ddof=1) / math.sqrt(FEWEST))
+        elif at < RUN * FEWEST:
+            assert tally.total_ms_se is None
+        one = step(routed(1)[0][:, None])
+        one.total_ms = float(ms)
+        tally(one)
+    assert tally.total_ms_se == pytest.approx(runs.std(ddof=1) / math.sqrt(FEWEST)), (
+        "a run that is not whole is left out"
+    )

@@ -30,8 +30,6 @@ LAYERS, EXPERTS, K = 2, 6, 2
 
 @dataclass
 class Recorded:
-    """A trace of chunks in memory."""
-
     parts: Sequence[Chunk]
     layers: int = LAYERS
     experts: int = EXPERTS
@@ -101,7 +99,6 @@ def test_rankings_are_the_newest_predictions_before_a_layer(seed: int, passes: l
 
 
 def scalar(policy: str, size: int) -> CacheCore[int]:
-    """Every layer with `size` slots, filled as after a load."""
     total = LAYERS * EXPERTS
     core = CacheCore(LAYERS, EXPERTS, maker(Config(policy, size)), numbered_pools(total, [size] * LAYERS))
     for eid in core.hints.filling():
@@ -180,9 +177,6 @@ def _end(chunk: Chunk, tokens: int) -> Chunk:
 
 def _prompt(chunk: Chunk) -> Any:
     return Chunk(chunk.ids, chunk.sizes, np.zeros(len(chunk.sizes), np.bool_), chunk.rid)
-
-
-# -- of a session's own tokens --------------------------------------------------------------------------------------
 
 
 def routed(seed: int, tokens: int, layers: int, experts: int, k: int, skew: float = 2.0) -> npt.NDArray[Any]:

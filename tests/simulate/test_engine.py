@@ -1,6 +1,6 @@
 """The simulator is the engine without bytes: the same hits, the same experts leaving, in the same order."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -21,6 +21,7 @@ from core.simulate import Config, Replay
 from core.simulate.run import maker
 from core.types import Outcome, StepRecord
 from tests.cache.machine import EXPERTS, LAYERS, build, hold
+from tests.decoded import passes_of
 from tests.selection import examples, layered
 
 K = 2
@@ -105,6 +106,21 @@ def restart(engine: Engine) -> None:
     expert_cache.prefetch_queue.guard.forget()
 
 
+def recorded(engine: Engine, path: Path, questions: Sequence[str], tokens: int) -> list[StepRecord]:
+    """Answers, whose routing and what the predictor named is written to a trace."""
+    shape, steps = engine.shape, list[StepRecord]()
+    for question in questions:
+        steps += passes_of(engine.generate([{"role": "user", "content": question}], Sampling(max_new_tokens=tokens)))
+    head = TraceHead(shape.layers, shape.experts, shape.top_k, predictor=engine.settings.choice("predictor"))
+    with TraceWriter(path, head) as writer:
+        for step in steps:
+            writer.add(step)
+    return steps
+
+
+QUESTIONS = ["What does json.dumps do?", "Who wrote Faust?"]
+
+
 @pytest.mark.long(0.1)  # tests/engine/test_placement.py replays global, pinned and bypassed ones
 @pytest.mark.parametrize(
     "change",
@@ -122,13 +138,7 @@ def restart(engine: Engine) -> None:
 def test_a_recorded_chat_replays_request_by_request(demo: Engine, change: dict[str, object], tmp_path: Path) -> None:
     demo.change({**Settings({"budget": "50%", "link": "own"}), **change})
     restart(demo)
-    shape, steps = demo.shape, list[StepRecord]()
-    with TraceWriter(tmp_path / "t", TraceHead(shape.layers, shape.experts, shape.top_k, model="demo")) as writer:
-        for question in ["What does json.dumps do?", "Who wrote Faust?"]:
-            for piece in demo.generate([{"role": "user", "content": question}], Sampling(max_new_tokens=8)):
-                if piece.step is not None and (not steps or piece.step is not steps[-1]):
-                    steps.append(piece.step)
-                    writer.add(piece.step)
+    shape, steps = demo.shape, recorded(demo, tmp_path / "t", QUESTIONS, 8)
     trace, settings = FileTrace(tmp_path / "t"), demo.settings
     name, params = settings.choice("eviction")
     replay = Replay(

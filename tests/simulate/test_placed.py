@@ -11,22 +11,20 @@ import pytest
 from core.engine import Engine
 from core.errors import SettingError
 from core.profile import Profile
-from core.profile.trace import ArrayTrace, FileTrace, TraceHead, TraceWriter
+from core.profile.trace import ArrayTrace, FileTrace
 from core.settings.config import Settings
-from core.settings.sampling import Sampling
 from core.simulate import BELADY, Clock, Config, simulate
 from core.simulate import run as run_module
 from core.simulate.prefetchers import TimedConfig, follow, predictor_for, timed
 from core.types import StepRecord
 from tests.profiles import profile_of
-from tests.simulate.test_engine import restart
+from tests.simulate.test_engine import QUESTIONS, recorded, restart
 
 LAYERS, EXPERTS, K, SLOTS = 3, 16, 2, 24
 
 
 @pytest.fixture
 def trace() -> ArrayTrace:
-    """One layer with few favourites, one with some, one with none."""
     random = np.random.default_rng(0)
     liked = random.permuted(np.arange(EXPERTS))[None] * np.array([[2.0], [0.4], [0.0]])
     return ArrayTrace(np.argsort(-(liked + random.gumbel(size=(400, LAYERS, EXPERTS))), 2)[..., :K], EXPERTS)
@@ -113,9 +111,6 @@ def test_the_timed_simulator_hits_alike(trace: ArrayTrace, asked: dict[str, Any]
     assert clocked.hit_rate == pytest.approx(plain.hit_rate)
 
 
-# -- predicted milliseconds per token beside measured ones -------------------------------------------------------------
-
-
 TRIES = 6  # on a machine that is busy with other things
 COPY_MS = 20.0  # several times what the demo model computes in a layer, even there
 GENERATED = 10
@@ -130,16 +125,7 @@ def measured(engine: Engine, path: Path) -> list[StepRecord]:
     engine.predictor_host.use(*engine.settings.prefetch.predictor, None)
     engine.parts.recorder.forget()
     engine.keep(probs=False, ranks=True, tokens=False)
-    shape, steps = engine.shape, list[StepRecord]()
-    with TraceWriter(
-        path, TraceHead(shape.layers, shape.experts, shape.top_k, predictor=engine.settings.choice("predictor"))
-    ) as writer:
-        for piece in engine.generate(
-            [{"role": "user", "content": "What does json.dumps do?"}], Sampling(max_new_tokens=GENERATED)
-        ):
-            if piece.step is not None and (not steps or piece.step is not steps[-1]):
-                steps.append(piece.step)
-                writer.add(piece.step)
+    steps = recorded(engine, path, QUESTIONS[:1], GENERATED)
     engine.keep(probs=False, ranks=False, tokens=False)
     return [step for step in steps if step.phase == "decode"]
 

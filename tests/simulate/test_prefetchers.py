@@ -146,9 +146,7 @@ def test_what_was_recorded_of_a_predictor_is_replayed(tmp_path: Path) -> None:
         (TimedConfig(Config("lru", 24), "routing_path"), SettingError, "needs a profile"),
     ],
 )
-def test_what_cannot_be_simulated_is_said_before_anything_runs(
-    config: TimedConfig, error: type[Exception], why: str
-) -> None:
+def test_what_cannot_be_simulated_is_said_at_first(config: TimedConfig, error: type[Exception], why: str) -> None:
     with pytest.raises(error, match=why):
         one(trace(5), config)
 

@@ -17,7 +17,7 @@ from core.simulate import Config, Replay
 from core.simulate.regret import Setup, Shadows
 from core.simulate.run import maker
 from tests.selection import examples, layered
-from tests.simulate.test_engine import restart
+from tests.simulate.test_engine import QUESTIONS, restart
 
 POLICIES = {v.name: dict[str, int | float | bool | str]() for v in variants("eviction")}
 LAYERS, EXPERTS, K = 3, 8, 2
@@ -178,7 +178,7 @@ def test_the_chosen_policys_shadow_hits_what_the_engine_hits(demo: Engine, chang
         Setup(shape.layers, shape.experts, shape.top_k, demo.expert_cache.slots, str(demo.settings["scope"]), POLICIES),
         64,
     )
-    for question in ("What does json.dumps do?", "Who wrote Faust?"):
+    for question in QUESTIONS:
         for piece in demo.generate([{"role": "user", "content": question}], Sampling(max_new_tokens=8)):
             if (step := piece.step) is not None:
                 shadows.feed(

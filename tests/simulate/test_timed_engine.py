@@ -12,9 +12,8 @@ import pytest
 from core.engine import Engine
 from core.memory.ticket import Ticket
 from core.policy.prefetch.guard import MARGIN
-from core.profile.trace import FileTrace, TraceHead, TraceWriter
+from core.profile.trace import FileTrace
 from core.settings.config import Settings
-from core.settings.sampling import Sampling
 from core.simulate import Clock, Config
 from core.simulate.prefetchers import TimedConfig, follow, predictor_for
 from core.types import StepRecord
@@ -22,10 +21,9 @@ from tests.engine.profiles import drawn_profile
 from tests.prediction.held import held_until
 from tests.selection import layered
 from tests.simulate.links import LAYER_S, Counted, Demanded, Instant, Never, written_down
-from tests.simulate.test_engine import restart
+from tests.simulate.test_engine import QUESTIONS, recorded, restart
 
 START = {**Settings({"budget": "50%", "link": "own"})}
-QUESTIONS = ["What does json.dumps do?", "Who wrote Faust?"]
 COUNTS = (*(f"prefetch_{name}" for name in ("issued", "used", "late", "wasted", "evicted")), "bypassed")
 ON_IDS = ["none", "all_next", "previous_token", "recent", "request", "transitions"]
 ALL = [*ON_IDS, "gate"]  # the gate's guesses are recorded and replayed: it looks at hidden states
@@ -39,23 +37,13 @@ def lived(engine: Engine, settings: dict[str, object], link: Any, path: Path) ->
     engine.predictor_host.use(*engine.settings.prefetch.predictor, engine.profile)  # it has learnt nothing yet
     expert_cache, recorder, kept = engine.expert_cache, engine.parts.recorder, engine.transfers
     step = engine.wiring.answering.step
-    shape, steps = engine.shape, list[StepRecord]()
     recorder.forget()
-    expert_cache.prefetch_queue.schedule.rhythm.__init__(shape.layers)  # type: ignore[misc]
+    expert_cache.prefetch_queue.schedule.rhythm.__init__(engine.shape.layers)  # type: ignore[misc]
     expert_cache.copies.link = step.transfers = recorder._transfers = link
     engine.keep(probs=False, ranks=True, tokens=False)
     try:
-        with (
-            written_down(link) as events,
-            TraceWriter(
-                path, TraceHead(shape.layers, shape.experts, shape.top_k, predictor=engine.settings.choice("predictor"))
-            ) as writer,
-        ):
-            for question in QUESTIONS:
-                for piece in engine.generate([{"role": "user", "content": question}], Sampling(max_new_tokens=8)):
-                    if piece.step is not None and (not steps or piece.step is not steps[-1]):
-                        steps.append(piece.step)
-                        writer.add(piece.step)
+        with written_down(link) as events:
+            steps = recorded(engine, path, QUESTIONS, 8)
     finally:
         engine.keep(probs=False, ranks=False, tokens=False)
         for eid in list(expert_cache.copies.tickets):  # what is queued there is never copied
@@ -81,7 +69,6 @@ def replayed(engine: Engine, path: Path, link: Any, load_s: float) -> tuple[Even
 
 
 def compare(engine: Engine, settings: dict[str, object], real: Any, virtual: Any, load_s: float, path: Path) -> Events:
-    """Both, which must be the same; what happened."""
     events, steps = lived(engine, settings, real, path)
     again, counts = replayed(engine, path, virtual, load_s)
     assert len(events) == len(again)
@@ -91,7 +78,6 @@ def compare(engine: Engine, settings: dict[str, object], real: Any, virtual: Any
 
 
 def met(events: Events) -> set[str]:
-    """Outcomes and kinds of copies that occurred."""
     return {
         word
         for event in events
@@ -144,9 +130,7 @@ QUICK: list[dict[str, object]] = [
     ),
     ids=lambda s: "-".join(map(str, s.values())),
 )
-def test_where_some_land_some_are_late_and_some_never_start(
-    demo: Engine, settings: dict[str, object], tmp_path: Path
-) -> None:
+def test_some_land_some_are_late_some_never_start(demo: Engine, settings: dict[str, object], tmp_path: Path) -> None:
     load_s = 0.45 * LAYER_S
     events = compare(demo, settings, Counted(demo, load_s), None, load_s, tmp_path / "t")
     if settings["predictor"] in ("gate", "all_next") and settings.get("prefetch_guard") is False:
@@ -169,9 +153,7 @@ def test_where_some_land_some_are_late_and_some_never_start(
     ),
     ids=lambda s: "-".join(map(str, s.values())),
 )
-def test_an_answer_that_came_late_comes_as_late_in_the_replay(
-    demo: Engine, settings: dict[str, object], layer: int, tmp_path: Path
-) -> None:
+def test_late_answers_are_replayed_late(demo: Engine, settings: dict[str, object], layer: int, tmp_path: Path) -> None:
     """Prefetches, what the eviction policy is told, and so every hit: what a search found for layers already passed
     prefetches nothing, and is still told."""
     demo.use_profile(drawn_profile(demo))

@@ -40,7 +40,6 @@ def engine(model: Path) -> Iterator[Engine]:
 
 @pytest.fixture(autouse=True)
 def fresh(engine: Engine) -> None:
-    """Every test begins with the settings and the residents that a load gives."""
     engine.change({**Settings(), **RESIDENT})
     engine.expert_cache.reshape(make_policy=engine.expert_cache.make_policy)
     engine.parts.recorder.forget()

@@ -196,9 +196,7 @@ FORBIDDING: tuple[dict[str, object], ...] = (
     layered(FORBIDDING, quick=lambda gates: "batch_gate" not in gates),
     ids=lambda gates: "-".join(map(str, gates)),
 )
-def test_what_gates_forbid_leaves_every_bit_as_it_was(
-    engine: Engine, reference: Any, gates: dict[str, object], way: str
-) -> None:
+def test_what_gates_forbid_leaves_every_bit(engine: Engine, reference: Any, gates: dict[str, object], way: str) -> None:
     logits, events = run(engine, miss=way, **gates)
     waited = [row for one in events if one for row in one.choices]
     assert waited and all(row["action"] == Action.WAIT and row["why"] != Why.ALLOWED for row in waited)
@@ -242,7 +240,7 @@ def test_rho_is_spent_on_the_experts_of_least_weight(
 
 
 @pytest.mark.parametrize("temperature", layered([0.8, 0.95, 1.2], quick=lambda value: value == 0.8))
-def test_percentiles_are_those_at_the_entropys_temperature(
+def test_percentiles_are_at_the_temperature(
     engine: Engine, monkeypatch: pytest.MonkeyPatch, temperature: float
 ) -> None:
     """A profile of the very passes that follow leaves alone the share of tokens that was asked for, at any of them."""

@@ -36,7 +36,6 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def reference(model: Path) -> Any:
-    """The same weights, computed by transformers alone."""
     return AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32).eval()
 
 
@@ -60,7 +59,6 @@ def engine(loaded: Engine) -> Engine:
 
 
 def say(engine: Engine, tokens: int = 24, prompt: str = PROMPT) -> tuple[list[int], AnswerStats, list[StepRecord]]:
-    """The tokens of an answer, its statistics and its passes."""
     pieces = list(engine.generate(prompt, Sampling(max_new_tokens=tokens)))
     stats = pieces[-1].stats
     assert stats is not None
@@ -69,7 +67,6 @@ def say(engine: Engine, tokens: int = 24, prompt: str = PROMPT) -> tuple[list[in
 
 
 def kept_of(engine: Engine) -> dict[int, torch.Tensor]:
-    """The logits that wait to be compared, of the last answer."""
     return {token: row.clone() for token, row in engine.wiring.meter._waiting[-1].rows.items()}
 
 

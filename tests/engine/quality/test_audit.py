@@ -133,9 +133,6 @@ def test_nothing_waits_where_nothing_is_lossy_or_asked_for(engine: Engine, chang
     assert stats.exact == (changes != {"quality_rate": 0.0})
 
 
-# --------------------------------------------------------------------------------------------- a new answer comes first
-
-
 @contextmanager
 def held_in_layer(engine: Engine, layer: int, until: threading.Event) -> Iterator[threading.Event]:
     """The first pass stands still in a layer until `until`; tells when it has got there."""
@@ -203,9 +200,7 @@ def test_only_so_many_wait(engine: Engine) -> None:
     assert [q.note for q in told if q is not None] == [meters.TOO_MANY] * 2 + [""] * meters.WAITING
 
 
-def test_a_failed_copy_ends_one_audit_and_leaves_the_cache_whole(
-    engine: Engine, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_failed_copy_ends_one_audit_and_the_cache_is_whole(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     say(engine)
     fetch = engine.transfers._fetch
 

@@ -29,7 +29,6 @@ SETTINGS = [
 
 
 def state_of(engine: Engine) -> dict[str, Any]:
-    """Everything that an audit must leave as it was."""
     cache, policy = engine.expert_cache, engine.expert_cache.policy
     return copy.deepcopy(
         {

@@ -98,7 +98,6 @@ def _integers(matrix: Matrix, slot: torch.Tensor) -> tuple[torch.Tensor, float]:
 
 
 def _codes(matrix: Matrix, slot: torch.Tensor) -> torch.Tensor:
-    """[out, in]."""
     parts = zip((matrix.codes, matrix.high), PLANES[matrix.bits], strict=False)
     planes = [_part(slot, part, matrix.outputs, matrix.inputs * bits // 8) for part, bits in parts if part is not None]
     return unpack(planes, matrix.bits)

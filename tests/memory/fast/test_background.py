@@ -22,7 +22,6 @@ NUMBERS = torch.zeros(UNITS, dtype=torch.int64)
 
 
 def counting() -> int:
-    """A kernel that adds 1 to each of its units."""
     made = Code("void @counting(ptr %arguments, i64 %from, i64 %to)")
     out = made.load("ptr", "%arguments", 8)
     with made.loop("%from", "%to") as each:
@@ -110,7 +109,6 @@ def test_a_thread_that_has_ended_is_an_error_in_words(monkeypatch: pytest.Monkey
 
 
 def test_a_thread_that_ended_while_it_computed_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It has taken what was posted, and will never be done."""
     monkeypatch.setattr(Background, "_lead", taking)
     team = Background(1)
     team.post(steps_of(NUMBERS, 2))
@@ -145,6 +143,5 @@ def test_a_thread_that_is_never_done_is_an_error_after_a_while(monkeypatch: pyte
 
 
 def taking(team: Background) -> None:
-    """A leader that takes what is posted and does nothing with it."""
     team._called.wait()
     ctypes.c_int64.from_address(team._at).value = code.TAKEN

@@ -1,8 +1,6 @@
 """The canonical product: every kernel gives the very bits of the portable one, and a row's result is one function of
 that row: however many others go along, in whatever order experts come, by however many threads."""
 
-from __future__ import annotations
-
 import functools
 import itertools
 from collections.abc import Iterator
@@ -81,7 +79,6 @@ def test_a_transposed_matrix_has_the_bits_of_the_other(stored: torch.dtype, outp
     order=st.randoms(use_true_random=False),
 )
 def test_a_row_has_the_bits_that_it_has_alone(format: str, counts: list[int], threads: int, order: object) -> None:
-    """Split into pieces for experts in any order, by any number of threads."""
     found, slots, _ = case(
         format, *((24, 768) if format in ("int3", "iq2_s") else (512, 1024)), 5
     )  # these compile for seconds
@@ -195,7 +192,6 @@ def test_odd_numbers_stay_in_their_row(format: str, value: float) -> None:
 
 @needs_kernels
 def test_the_way_is_the_one_that_was_faster_and_changes_no_bit(monkeypatch: pytest.MonkeyPatch) -> None:
-    """For as few rows as tiles were timed to be faster for."""
     monkeypatch.setattr(choice, "_timed", {})
     found, slots, _ = case("int4-g64", 24, 768)
     products, x = CanonicalProducts(found, torch.bfloat16, torch.float32), rows(20, found.inputs)

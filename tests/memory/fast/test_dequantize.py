@@ -16,7 +16,6 @@ from core.memory.codec.fast.products import CanonicalProducts
 from core.memory.codec.grouped import Grouped
 from core.memory.codec.matrix import Matrix, matrix
 from core.memory.codec.measure import fill
-from core.memory.codec.native.threads import TORCHS, share, shared_by
 from core.system.native import compile
 from core.system.native.compile import supported
 from tests.kernel_cases import FEW
@@ -31,15 +30,12 @@ needs_kernels = pytest.mark.skipif(not supported(), reason="no kernels for this 
 
 
 class Case(NamedTuple):
-    """A matrix in its slot."""
-
     codec: Grouped
     matrix: Matrix
     slot: SlotParts
 
     @property
     def wanted(self) -> torch.Tensor:
-        """[out, in] by torch."""
         return self.codec.weight("down_proj", self.slot.weights["down_proj"])
 
 
@@ -74,17 +70,6 @@ def test_every_weight_has_torch_s_bits(name: str, dtype: torch.dtype) -> None:
 def test_numbers_of_a_blob_may_have_another_type(name: str, stored: Numbers) -> None:
     made = case(name, 2, 192, BF16, stored)
     assert torch.equal(dequantized(made.matrix, made.slot.at, BF16), made.wanted)
-
-
-@needs_kernels
-def test_the_number_of_threads_changes_no_bit() -> None:
-    made, before = case("int4-g64", 1024, 1024, BF16), shared_by()
-    try:
-        for threads in (1, 2, 3, TORCHS):
-            share(threads)
-            assert torch.equal(dequantized(made.matrix, made.slot.at, BF16), made.wanted)
-    finally:
-        share(before)
 
 
 @needs_kernels

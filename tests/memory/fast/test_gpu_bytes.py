@@ -1,8 +1,6 @@
 """The instructions of NVIDIA's GPUs for four bytes at once, run here one after the other as their manual describes
 them, give what the equal expressions do, which Triton's interpreter runs."""
 
-from __future__ import annotations
-
 import itertools
 import re
 from collections.abc import Callable
@@ -67,7 +65,6 @@ def test_masked_bytes_are_shifted_and_others_are_not(step: int) -> None:
 
 @pytest.mark.parametrize(("low", "steps"), [(15, (4,)), (3, (4, 2)), (1, (4, 2, 1))])
 def test_codes_are_taken_out_of_bytes(low: int, steps: tuple[int, ...]) -> None:
-    """Of every byte, each code by its own shift, whatever lies beside it."""
     for byte, beside in zip(range(256), itertools.cycle((0, 255, 165)), strict=False):
         for shifts in itertools.product((0, 1), repeat=len(steps)):
             found = word(beside, byte, beside, byte)
@@ -80,7 +77,6 @@ def test_codes_are_taken_out_of_bytes(low: int, steps: tuple[int, ...]) -> None:
 
 @pytest.mark.parametrize("table", ["mxfp4", "iq4_nl", "nf4"])
 def test_entries_of_tables_are_found(table: str) -> None:
-    """Of every two codes beside each other."""
     one = Matrix(1, 64, False, 4, 32, table, Part(0, torch.uint8), None, Part(32, torch.uint8), None, None)
     entries, assembly = meaning(one).entries, integers.finding(form(one).table)
     for a, b in itertools.product(range(16), repeat=2):

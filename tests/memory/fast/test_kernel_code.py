@@ -27,8 +27,6 @@ class Read(Exception):
 
 
 def instructions(compiled: Callable[[], object], monkeypatch: pytest.MonkeyPatch) -> str:
-    """What LLVM is given to compile."""
-
     def read(text: str) -> None:
         raise Read(text)
 
@@ -72,7 +70,6 @@ KINDS: dict[str, tuple[Callable[[], object], bool]] = {
 
 @pytest.mark.parametrize("kind", layered(KINDS, quick=lambda kind: kind in ("team", "int8 multiplied")))
 def test_kernels_need_nothing_of_any_library(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """They call one another, and a team's functions call kernels by their addresses."""
     llvm, (compiled, calls) = compile._llvm(), KINDS[kind]
     module = llvm.parse_assembly(instructions(compiled, monkeypatch))
     own = {function.name for function in module.functions}

@@ -1,47 +1,18 @@
-"""Clients that leave, and queues that grow: a real server, and an engine that never ends by itself."""
+"""Queues that grow, and clients that leave them: a real server, and an engine that never ends by itself."""
 
-import json
-from collections.abc import Iterator
 from contextlib import ExitStack
-from pathlib import Path
 
-import anyio
 import httpx
 import pytest
-from fastapi import FastAPI
 
-from app.server.api import build_app
 from app.services.answer_queue import MOST_WAITING, QueueFullError, Turns, span
 from app.services.host import Host
-from tests.app.conftest import WAIT_S, open_host
-from tests.app.served import EndlessEngine, ask, eventually, post, serving
-
-
-@pytest.fixture
-def endless() -> type[EndlessEngine]:
-    return EndlessEngine.fresh()
-
-
-@pytest.fixture
-def busy_host(tmp_path: Path, endless: type[EndlessEngine]) -> Host:
-    return open_host(tmp_path, endless)
-
-
-@pytest.fixture
-def port(busy_host: Host) -> Iterator[int]:
-    def pool(app: FastAPI) -> None:
-        @app.get("/threads-in-use")
-        async def in_use() -> float:
-            return anyio.to_thread.current_default_thread_limiter().statistics().borrowed_tokens
-
-    with serving(build_app(busy_host, pool)) as port:
-        yield port
+from tests.app.conftest import WAIT_S
+from tests.app.served import EndlessEngine, ask, eventually, post
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_an_answer_leaves_the_queue_when_its_client_leaves(
-    port: int, busy_host: Host, endless: type[EndlessEngine], stream: bool
-) -> None:
+def test_the_queue_drops_who_leaves(port: int, busy_host: Host, endless: type[EndlessEngine], stream: bool) -> None:
     first = busy_host.chats.complete([{"role": "user", "content": "talk for ever"}], busy_host.chats.sampling)
     assert endless.talking.wait(WAIT_S)
     client = post(port, ask("read for ever", stream=stream))
@@ -103,16 +74,3 @@ def test_the_expected_wait_is_that_of_answers_that_ended(monkeypatch: pytest.Mon
 @pytest.mark.parametrize(("seconds", "words"), [(0.0, "1 s"), (119, "119 s"), (600, "10 min"), (9000, "2 h")])
 def test_waits_in_words(seconds: float, words: str) -> None:
     assert span(seconds) == words
-
-
-def test_a_whole_answer_is_sent_by_a_real_server(tmp_path: Path) -> None:
-    host = open_host(tmp_path)
-    with serving(build_app(host)) as port:
-        url = f"http://127.0.0.1:{port}/v1/chat/completions"
-        whole = httpx.post(url, json=ask("hello", max_tokens=2), timeout=WAIT_S).json()
-        assert whole["choices"][0]["message"]["content"] == "the cache "
-        streamed = httpx.post(url, json=ask("hello", max_tokens=2, stream=True), timeout=WAIT_S).text
-        lines = [one for one in streamed.split("\n\n") if one.startswith("data: ")]
-        assert lines[-1] == "data: [DONE]"
-        deltas = [json.loads(one.removeprefix("data: "))["choices"][0]["delta"] for one in lines[:-1]]
-        assert "".join(one.get("content", "") for one in deltas) == "the cache "

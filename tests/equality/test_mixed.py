@@ -25,27 +25,12 @@ from tests.equality.fast import load, logits
 from tests.equality.passes import PROMPT, run
 from tests.loaded import unloading
 from tests.mixed_gguf import FORMATS, make_mixed
-from tests.quantized import fp8, write
-from tests.quantized_layouts import nvfp4_by_compressed_tensors, packed_by_compressed_tensors
+from tests.mixed_widths import FORMATS as WIDTHS
+from tests.mixed_widths import make_widths
 from tests.selection import layered
 from tests.sources.test_imported import STEPS, theirs
 from tests.tiny_tokenizer import save_tokenizer
 
-WIDTHS = {
-    r"layers\.0.*experts.*down": packed_by_compressed_tensors(8, -1, True),
-    r"layers\.[03].*experts.*down|layers\.0.*experts": packed_by_compressed_tensors(4, 32, True),
-    r"layers\.2.*experts": fp8(None, "weight_scale"),
-    r"experts": nvfp4_by_compressed_tensors,
-}
-GROUPS = ("int", 8, -1), ("int", 4, 32), ("float", 8, -1), ("float", 4, 16)  # type, bits, group
-CONFIG = {
-    "quant_method": "compressed-tensors",
-    "format": "mixed-precision",
-    "config_groups": {
-        str(at): {"weights": {"type": kind, "num_bits": bits, "group_size": group}}
-        for at, (kind, bits, group) in enumerate(GROUPS)
-    },
-}
 ROUNDED = 0.05  # of a row of logits, where states are rounded to 8 bits
 
 
@@ -230,11 +215,10 @@ def test_a_long_prompt_borrows_what_slots_leave(pack: Path, scope: str) -> None:
 @pytest.mark.long(0.1)
 def test_widths_of_compressed_tensors(tmp_path: Path) -> None:
     """By matrix and by layer, and a layer in plain numbers, which 8-bit floats are dequantised to."""
-    sizes = {"num_hidden_layers": 4, "num_experts": 8}
-    path = save_tokenizer(write("qwen3_moe", tmp_path, WIDTHS, CONFIG, dtype=torch.bfloat16, **sizes).path)
+    path = save_tokenizer(make_widths(tmp_path, num_experts=8))
     pack = save_tokenizer(import_model(str(path), tmp_path / "pack"))
     manifest = Manifest.load(pack)
-    assert manifest.formats == ("int4-g32-sym/int8", "nvfp4", "checkpoint", "nvfp4/int4-g32-sym")
+    assert manifest.formats == WIDTHS
     assert all("exact codes" in one for one in manifest.exact.values())
     found = forecast_import(str(path))
     assert found is not None and {one.error for one in found.conversions} == {0.0}

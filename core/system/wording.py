@@ -6,6 +6,7 @@ MOST = 300  # characters
 READ = 16 * MOST  # characters of a text, which may be huge, that are looked at
 UNITS = (("TB", 10**12), ("GB", 10**9), ("MB", 10**6), ("kB", 10**3))
 CLASS = re.compile(r"<class '(?:\w+\.)*(\w+)'>")
+WRONG_KIND = "has no attribute", "object", "unhashable"
 LACKS = re.compile(r"'[^']* object' has no attribute '(\w+)'")  # as a chat template is told
 KINDS = re.compile(r"\b[A-Z]\w*(Error|Exception): |Exception raised from .*|For details look at the above report!?")
 
@@ -21,7 +22,7 @@ def reason(error: BaseException) -> str:
         return f"{text} is missing or unknown"
     if "unpack" in text or isinstance(error, OverflowError):
         return "one of its numbers is too large"
-    if isinstance(error, (AttributeError, TypeError)) and ("has no attribute" in text or "object" in text):
+    if isinstance(error, (AttributeError, TypeError)) and any(one in text for one in WRONG_KIND):
         return "one of its values is of the wrong kind"
     text = LACKS.sub(r"one of its values has no '\1'", text)
     return one_line(CLASS.sub(r"\1", KINDS.sub("", text)).partition(" Errors: ")[0].replace("NoneType", "null"))

@@ -24,6 +24,8 @@ def reason(error: BaseException) -> str:
         return "one of its numbers is too large"
     if isinstance(error, (AttributeError, TypeError)) and any(one in text for one in WRONG_KIND):
         return "one of its values is of the wrong kind"
+    if isinstance(error, TypeError) and ("positional argument" in text or "keyword argument" in text):
+        return "something in it is given what it does not take, or lacks what it needs"
     text = LACKS.sub(r"one of its values has no '\1'", text)
     return one_line(CLASS.sub(r"\1", KINDS.sub("", text)).partition(" Errors: ")[0].replace("NoneType", "null"))
 

@@ -20,6 +20,8 @@ from core.hf.discover import ExpertsSite
 from core.hf.head import attach, layer_of_head, objection, remove
 from core.hf.skeleton import meta_skeleton
 from core.importing.sources import Source, open_source
+from core.importing.sources.codings import by_layer
+from core.importing.sources.decoded import Decoded
 from core.memory.codec import Codec, make_codec
 from core.memory.codec.coded import QuantizedTensor
 from core.memory.codec.formats import FORMATS, Numbers, format_of, numbers_of
@@ -148,7 +150,7 @@ class ImportPlan:
             zero = numbers.zero if held.zero is None else held.zero.dtype
             kept = (held.scale.dtype, zero) == (numbers.scale, numbers.zero)
             return "exact codes" if kept else f"exact codes, their scales cast to {str(numbers.scale)[6:]}"
-        if is_weight and self.source.kind != "safetensors":
+        if is_weight and self.source.holds_codes(self.reader.names_of(layer, 0, name)[0]):
             return f"{'dequantised' if plain else 'requantised'} from {self.source.label}"
         stored = str(part.dtype).removeprefix("torch.")
         if not plain:
@@ -214,12 +216,10 @@ def _plan(source: Source, name: str, format: str, blocks: int, shell: Path, want
             f"({', '.join(unused[:4])}{' ...' if len(unused) > 4 else ''}), so it would not be computed "
             "as it is meant. Import the model's safetensors version instead."
         )
-    site, formats = reader.sites[0], _formats(source, format, len(reader.sites))
-    numbers = source.numbers
+    site, (formats, numbers) = reader.sites[0], formats_for(source, format, reader)
     if len({*formats}) == 1 and formats[0] in FORMATS:
-        kept = formats[0] == source.exact_format or (format == "auto" and source.formats)
-        numbers = numbers_of(format_of(formats[0]), source.dense_dtype, numbers if kept else None)
-    assert numbers is not None
+        numbers = numbers_of(format_of(formats[0]), source.dense_dtype, numbers)
+    numbers = numbers or Numbers(*[source.dense_dtype] * 3)
     codecs = {
         name: make_codec(
             name,
@@ -251,13 +251,6 @@ def _plan(source: Source, name: str, format: str, blocks: int, shell: Path, want
     return plan
 
 
-def _formats(source: Source, format: str, layers: int) -> tuple[str, ...]:
-    """The name of each layer's formats. "auto": what holds the source's codes, each matrix's where it says so."""
-    if format == "auto" and source.formats:
-        return source.formats[:layers]
-    return (choose_format(source) if format == "auto" else format,) * layers
-
-
 def _with_head(meta: Any, source: Source, layer: str) -> tuple[CheckpointReader | None, str]:
     """A model with its head, which is this layer, and "". Where there is no way to read that: none, and why."""
     try:
@@ -274,16 +267,18 @@ def _with_head(meta: Any, source: Source, layer: str) -> tuple[CheckpointReader 
     return None, "some of its weights are missing, or are stored in a way that is not known"
 
 
-def choose_format(source: Source) -> str:
-    """The format of the checkpoint's experts; if no format holds them exactly, the best one to round them to."""
-    named = source.exact_format or source.best_format
-    if named is not None:
-        return named
-    if source.kind == "safetensors":
-        return "checkpoint"
-    numbers = sum(math.prod(tensor.shape) for tensor in source.tensors.tensors.values())
-    bits = 8 * source.bytes / numbers
-    return "int4-g32" if bits < 5.5 else "int8-g32"
+def formats_for(source: Source, format: str, reader: CheckpointReader) -> tuple[tuple[str, ...], Numbers | None]:
+    """The name of each layer's formats, and number types that lose nothing of codes that they hold. "auto": what holds
+    the source's codes, each matrix's in a format of its own where they differ."""
+    layers = len(reader.sites)
+    if format == "auto" and source.formats:
+        return source.formats[:layers], source.numbers
+    if format == "auto" and source.exact_format is None:
+        assert isinstance(source.tensors, Decoded)
+        return by_layer(source.tensors, reader, source.dense_dtype)
+    chosen = source.exact_format if format == "auto" else format
+    assert chosen is not None
+    return (chosen,) * layers, source.numbers if chosen == source.exact_format else None
 
 
 def free_bytes(folder: Path) -> int:

@@ -8,6 +8,8 @@ MOST = 300  # characters
 READ = 16 * MOST  # characters of a text, which may be huge, that are looked at
 UNITS = (("TB", 10**12), ("GB", 10**9), ("MB", 10**6), ("kB", 10**3))
 CLASS = re.compile(r"<class '(?:\w+\.)*(\w+)'>")
+WRONG_KIND = "has no attribute", "object", "unhashable"
+LACKS = re.compile(r"'[^']* object' has no attribute '([^']*)'")  # as a chat template is told
 KINDS = re.compile(r"\b[A-Z]\w*(Error|Exception): |Exception raised from .*|For details look at the above report!?")
 
 
@@ -22,8 +24,11 @@ def reason(error: BaseException) -> str:
         return f"{text} is missing or unknown"
     if "unpack" in text or isinstance(error, OverflowError):
         return "one of its numbers is too large"
-    if isinstance(error, (AttributeError, TypeError)) and ("has no attribute" in text or "object" in text):
+    if isinstance(error, (AttributeError, TypeError)) and any(one in text for one in WRONG_KIND):
         return "one of its values is of the wrong kind"
+    if isinstance(error, TypeError) and ("positional argument" in text or "keyword argument" in text):
+        return "something in it is given what it does not take, or lacks what it needs"
+    text = LACKS.sub(r"one of its values has no '\1'", text)
     return one_line(CLASS.sub(r"\1", KINDS.sub("", text)).partition(" Errors: ")[0].replace("NoneType", "null"))
 
 

@@ -1,5 +1,5 @@
-"""Experts whose formats differ by layer and by matrix, as a GGUF file has them: held as they are, and computed as
-transformers computes their dequantised weights, whatever is resident."""
+"""Experts whose formats differ by layer and by matrix, as GGUF files and compressed-tensors have them: held as they
+are, and computed as transformers computes their dequantised weights, whatever is resident."""
 
 from __future__ import annotations
 
@@ -25,6 +25,8 @@ from tests.equality.fast import load, logits
 from tests.equality.passes import PROMPT, run
 from tests.loaded import unloading
 from tests.mixed_gguf import FORMATS, make_mixed
+from tests.mixed_widths import FORMATS as WIDTHS
+from tests.mixed_widths import make_widths
 from tests.selection import layered
 from tests.sources.test_imported import STEPS, theirs
 from tests.tiny_tokenizer import save_tokenizer
@@ -208,3 +210,33 @@ def test_a_long_prompt_borrows_what_slots_leave(pack: Path, scope: str) -> None:
             assert controller.reserve_workspace(engine.parts, 0)
             assert (arena.bytes, engine.expert_cache.slots) == (taken, slots)
         controller._sizes = engine.sizes
+
+
+@pytest.mark.long(0.1)
+def test_widths_of_compressed_tensors(tmp_path: Path) -> None:
+    """By matrix and by layer, and a layer in plain numbers, which 8-bit floats are dequantised to."""
+    path = save_tokenizer(make_widths(tmp_path, num_experts=8))
+    pack = save_tokenizer(import_model(str(path), tmp_path / "pack"))
+    manifest = Manifest.load(pack)
+    assert manifest.formats == WIDTHS
+    assert all("exact codes" in one for one in manifest.exact.values())
+    found = forecast_import(str(path))
+    assert found is not None and {one.error for one in found.conversions} == {0.0}
+    reference = theirs(path, tmp_path / "reference")
+    for budget, how in (("25%", {}), ("50%", {"blocks": 2})):
+        spec = LoadSpec.checked(
+            str(pack), Settings({"budget": budget}), dtype="float32", context=64, arithmetic="reference", **how
+        )
+        with unloading(Engine.load(spec)) as engine:
+            assert torch.equal(run(engine.model, engine.fresh_cache(), lambda step: None, STEPS)[0], reference)
+            engine.change({"scope": "global"})
+            assert torch.equal(run(engine.model, engine.fresh_cache(), lambda step: None, STEPS)[0], reference)
+            engine.expert_cache.check_integrity()
+    if supported():
+        with unloading(load(pack, dtype="float32")) as engine:
+            assert engine.wiring.answering.hooked.program is not None
+            whole, near = logits(engine, PROMPT, [len(PROMPT)]), reference[len(PROMPT) - 1]
+            assert (whole[-1] - near).norm() < ROUNDED * near.norm()
+            for budget, cuts in (("25%", [len(PROMPT)]), ("50%", [len(PROMPT) - 4, 1, 3])):
+                engine.change({"budget": budget})
+                assert torch.equal(logits(engine, PROMPT, cuts)[-1], whole[-1]), budget

@@ -1,16 +1,28 @@
 """Checkpoint folders: config, index, headers and tensors, tokenizer, chat template, generation config."""
 
+import shutil
+import tempfile
+from collections.abc import Callable
 from pathlib import Path
 from random import Random
 from typing import Any
 
 import numpy as np
 
+from core.importing import import_model
 from tests.fuzz import models
 from tests.fuzz.changes import Change, read_document
 from tests.fuzz.draw import NUMBERS, byte_change, drawn, file_change, header_bytes, json_change, value_near
 from tests.fuzz.mutant import Mutant
+from tests.mixed_widths import make_widths
+from tests.mtp_checkpoint import with_head
+from tests.tiny_tokenizer import save_tokenizer
 
+HEAD = "head"
+IMPORTED: dict[str, Callable[[Path], Path]] = {
+    "widths": make_widths,
+    HEAD: lambda folder: with_head("glm4_moe", folder),
+}
 JSON = {"config.json": 6, "generation_config.json": 2, "tokenizer_config.json": 2, "tokenizer.json": 2}
 JSON["model.safetensors.index.json"] = 3
 TEMPLATE = "chat_template.jinja"
@@ -38,13 +50,18 @@ TEMPLATES = (
 
 
 class Checkpoints:
-    """Loaded as they are, and compared with plain transformers on the same files."""
+    """Loaded as they are, and compared with plain transformers on the same files; some imported: in codes of several
+    widths, or with a head that predicts further tokens."""
 
     name = "checkpoint"
-    samples = tuple(models.SAMPLES)
+    samples = (*models.SAMPLES, *IMPORTED)
 
     def make(self, sample: str, folder: Path) -> None:
-        models.make_model(sample, folder)
+        if sample in IMPORTED:
+            with tempfile.TemporaryDirectory() as made:
+                shutil.copytree(save_tokenizer(IMPORTED[sample](Path(made))), folder, dirs_exist_ok=True)
+        else:
+            models.make_model(sample, folder)
 
     def draw(self, rng: Random, sample: str, folder: Path) -> list[Change]:
         shards = sorted(f.name for f in folder.glob("*.safetensors"))
@@ -68,7 +85,10 @@ class Checkpoints:
         )
 
     def use(self, folder: Path, mutant: Mutant) -> dict[str, Any]:
-        return models.seen_of(folder)
+        if mutant.sample not in IMPORTED:
+            return models.seen_of(folder)
+        seen = models.seen_with_head if mutant.sample == HEAD else models.seen_of
+        return seen(import_model(str(folder), folder / "pack"))
 
     def explain(self, folder: Path, mutant: Mutant, seen: dict[str, Any], whole: dict[str, Any]) -> str:
         touched = {str(change.get("file")) for change in mutant.changes}
@@ -78,10 +98,12 @@ class Checkpoints:
                 return f"transformers makes other ids of the chat: {ids}"
         if not any(name == "config.json" or "safetensors" in name for name in touched):
             return "" if np.array_equal(seen["logits"], whole["logits"]) else "the logits are others, but no weight is"
-        if problem := models.contradiction(folder):
+        if mutant.sample != HEAD and (problem := models.contradiction(folder)):
             return problem
         if not models.finite(seen) and not mutant.writes(".safetensors"):
             return "the logits are not finite"
+        if mutant.sample in IMPORTED:
+            return ""
         plain, why = models.plain_logits(folder, seen["dtype"])
         if plain is None:
             return "" if np.array_equal(seen["logits"], whole["logits"]) else why

@@ -17,13 +17,25 @@ from tests.fuzz.draw import byte_change, drawn, file_change
 from tests.fuzz.gguf_fields import Fields, Place, read_fields, unsound
 from tests.fuzz.mutant import Mutant
 from tests.gguf_writer.write import experts_in, make_gguf
+from tests.sources.test_gguf_head import made as with_gguf_head
+from tests.tiny_tokenizer import save_tokenizer
 
 FILE = "model.gguf"
+WIDE = dict(hidden_size=256, intermediate_size=256, moe_intermediate_size=256)
 WHOLE = (0, 1, 2, 3, 7, 8, 16, 31, 32, 33, 64, 2**31 - 1, 2**31, 2**32 - 1, 2**63, 2**64 - 1)
 SAMPLES: dict[str, dict[str, Any]] = {
     "qwen3_moe": dict(kind="F32", norm_topk_prob=True),
     "mixtral": dict(kind="Q8_0"),
     "gpt_oss": dict(kind="MXFP4"),
+}
+MIXED = "mixed"  # qwen3_moe in types of GRIDS
+HEAD = "glm4_moe"  # with one that predicts further tokens
+GRIDS = {  # by tensor, where names say more: codes of i-quants and of k-quants, by matrix and by layer
+    "blk.0.ffn_gate_exps": "IQ2_XS",
+    "blk.0.ffn_up_exps": "IQ2_S",
+    "blk.0.ffn_down_exps": "IQ3_XXS",
+    "blk.1.ffn_down_exps": "Q6_K",
+    "_exps.weight": "IQ1_S",
 }
 
 
@@ -53,22 +65,31 @@ def packed(form: str, value: Any) -> bytes:
     return (int(value) % (1 << 8 * struct.calcsize(form))).to_bytes(struct.calcsize(form), "little")
 
 
+def in_grids(name: str) -> str:
+    """The type of a tensor."""
+    return next((kind for part, kind in GRIDS.items() if part in name), "F32")
+
+
 class GgufFiles:
     """The file itself explains other logits while it keeps the format's rules and names all it needs."""
 
     name = "gguf"
-    samples = tuple(SAMPLES)
+    samples = (*SAMPLES, MIXED, HEAD)
 
     def make(self, sample: str, folder: Path) -> None:
-        made = dict(SAMPLES[sample])
-        kind = made.pop("kind")
+        if sample == HEAD:
+            shutil.rmtree(with_gguf_head(sample, folder, experts_in("Q8_0"))[0])
+            return
+        made = dict(SAMPLES.get(sample, WIDE))
+        choice = experts_in(made.pop("kind")) if sample != MIXED else in_grids
+        sample = sample if sample != MIXED else "qwen3_moe"
         more: dict[str, Any] = {"general.alignment": 32, "general.name": "tiny", "tokenizer.ggml.model": "gpt2"}
         more |= tokens()
         small = models.SMALL | {"hidden_size": 64, "intermediate_size": 32, "moe_intermediate_size": 32}
         fields = small | models.SAMPLES[sample] | made
         if sample == "gpt_oss":
             fields["intermediate_size"] = 32
-        checkpoint, _ = make_gguf(sample, folder, experts_in(kind), more, **fields)
+        checkpoint, _ = make_gguf(sample, folder, choice, more, **fields)
         shutil.rmtree(checkpoint)
 
     def draw(self, rng: Random, sample: str, folder: Path) -> list[Change]:
@@ -113,7 +134,8 @@ class GgufFiles:
         return rng.choice(WHOLE)
 
     def use(self, folder: Path, mutant: Mutant) -> dict[str, Any]:
-        return models.seen_of(import_model(str(folder / FILE), folder / "pack"))
+        pack = import_model(str(folder / FILE), folder / "pack")
+        return models.seen_of(pack) if mutant.sample != HEAD else models.seen_with_head(save_tokenizer(pack))
 
     def explain(self, folder: Path, mutant: Mutant, seen: dict[str, Any], whole: dict[str, Any]) -> str:
         if np.array_equal(seen["logits"], whole["logits"]):

@@ -57,9 +57,14 @@ def make_model(arch: str, folder: Path) -> Path:
     return save_tokenizer(make_checkpoint(arch, folder, max_shard_size="100KB", **SMALL | SAMPLES[arch]))
 
 
-def seen_of(folder: Path, arithmetic: str = "auto") -> dict[str, Any]:
+def seen_with_head(folder: Path) -> dict[str, Any]:
+    """The same of a pack whose head's guesses are verified."""
+    return seen_of(folder, "fast", drafts="mtp")
+
+
+def seen_of(folder: Path, arithmetic: str = "auto", **settings: Any) -> dict[str, Any]:
     """Load a folder (checkpoint or pack) as a user would, compute some tokens, chat once, unload."""
-    with loaded(folder, {"budget": "50%"}, threads=1, arithmetic=arithmetic) as engine:
+    with loaded(folder, {"budget": "50%", **settings}, threads=1, arithmetic=arithmetic) as engine:
         rows: list[torch.Tensor] = []
 
         def draw(ids: Sequence[int], logits: torch.Tensor) -> int:

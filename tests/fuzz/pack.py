@@ -4,6 +4,7 @@ import hashlib
 import json
 import re
 import shutil
+import tempfile
 import zlib
 from collections.abc import Mapping
 from pathlib import Path
@@ -16,8 +17,10 @@ from safetensors.torch import load_file, save_file
 from core.importing import import_model
 from tests.fuzz import models
 from tests.fuzz.changes import Change, Gone, act, read_document
+from tests.fuzz.checkpoint import HEAD, IMPORTED
 from tests.fuzz.draw import byte_change, file_change, header_bytes, json_change
 from tests.fuzz.mutant import Mutant
+from tests.tiny_tokenizer import save_tokenizer
 
 MANIFEST, DENSE = "pack/moestro.json", "pack/model.safetensors"
 SEALED = ("pack/config.json", "pack/generation_config.json", "pack/tokenizer.json", "pack/tokenizer_config.json")
@@ -52,8 +55,9 @@ def _restate(body: dict[str, Any], file: Path) -> None:
         if entry["head"]:
             entry["head"] = hashlib.sha256(data[: 8 + int.from_bytes(data[:8], "little")]).hexdigest()
         if found := re.fullmatch(r"experts-(\d+)\.bin", file.name):
-            size = body["padded_bytes"]
-            body["crc32"][int(found[1])] = [zlib.crc32(data[at : at + size]) for at in range(0, len(data), size)]
+            layer = int(found[1])
+            size = (body["kinds"][body["kind_of"][layer]] if "kinds" in body else body)["padded_bytes"]
+            body["crc32"][layer] = [zlib.crc32(data[at : at + size]) for at in range(0, len(data), size)]
     except (OSError, KeyError, TypeError, IndexError):
         raise Gone from None
 
@@ -62,11 +66,15 @@ class Packs:
     """Beside each pack lies the checkpoint it was made of, for plain transformers."""
 
     name = "pack"
-    samples = tuple(FORMATS)
+    samples = (*FORMATS, *IMPORTED)
 
     def make(self, sample: str, folder: Path) -> None:
-        models.make_model("qwen3_moe", folder / "checkpoint")
-        import_model(str(folder / "checkpoint"), folder / "pack", **FORMATS[sample])
+        if sample in IMPORTED:  # of these only the pack is read again
+            with tempfile.TemporaryDirectory() as made:
+                import_model(str(save_tokenizer(IMPORTED[sample](Path(made)))), folder / "pack")
+        else:
+            models.make_model("qwen3_moe", folder / "checkpoint")
+            import_model(str(folder / "checkpoint"), folder / "pack", **FORMATS[sample])
 
     def draw(self, rng: Random, sample: str, folder: Path) -> list[Change]:
         blobs = sorted(f"pack/{file.name}" for file in (folder / "pack").glob("experts-*.bin"))
@@ -98,7 +106,7 @@ class Packs:
         return [{"do": "seal", "file": MANIFEST, "sealed": names}] if rng.random() < share else []
 
     def use(self, folder: Path, mutant: Mutant) -> dict[str, Any]:
-        return models.seen_of(folder / "pack")
+        return (models.seen_with_head if mutant.sample == HEAD else models.seen_of)(folder / "pack")
 
     def explain(self, folder: Path, mutant: Mutant, seen: dict[str, Any], whole: dict[str, Any]) -> str:
         if np.array_equal(seen["logits"], whole["logits"]):
@@ -111,10 +119,10 @@ class Packs:
             return "the manifest says what its weights are not"
         if any(file.endswith(".bin") for file in files):
             return ""  # other blobs, and their checksums with them
+        if mutant.sample in ("int4", *IMPORTED):
+            return "" if models.finite(seen) else "the logits are not finite"
         if problem := models.contradiction(folder / "checkpoint"):
             return problem
-        if mutant.sample == "int4":
-            return "" if models.finite(seen) else "the logits are not finite"
         plain, why = models.plain_logits(self._explained(folder), seen["dtype"])
         if plain is None:
             return why

@@ -16,7 +16,8 @@ from tests.fuzz.mutant import Mutant, Verdict
 from tests.fuzz.worker import prepare
 
 HANG_S = 20.0
-MADE_S = 120.0  # samples are made once, which also imports all that is needed, on a busy machine
+MADE_S = 120.0  # samples are made once, which also imports all that is needed
+BUSY = 5  # seconds of the clock for one of processor time, of both limits
 MEMORY_BYTES, REPLY_BYTES = 8 << 30, 64 << 20
 Asked = Mapping[str, Any]
 """A mutant as plain JSON, or {"kind", "seed"}."""
@@ -27,7 +28,7 @@ class Worker:
     """One process, started when it is needed. `run` is called by one thread."""
 
     def __init__(self, folder: Path, hang_s: float = HANG_S) -> None:
-        self._patient, self._limits = (Limits(s, s, MEMORY_BYTES, REPLY_BYTES) for s in (MADE_S, hang_s))
+        self._patient, self._limits = (Limits(s, BUSY * s, MEMORY_BYTES, REPLY_BYTES) for s in (MADE_S, hang_s))
         self._process = LimitedProcess(partial(prepare, str(folder)), self._patient)
         self._process.hold(self)
 

@@ -96,6 +96,11 @@ HOSTILE: dict[str, tuple[str, str]] = {
     "a division by zero": ("{{ 1 / 0 }}", "fails: division by zero"),
     "a loop that is not closed": ("{% for m in messages %}", "is damaged in line 1"),
     "another file": ("{% include 'x' %}", "fails: "),
+    "a filter without what it needs": (
+        "{{ 'a' | slice }}",
+        "fails: something in it is given what it",
+    ),
+    "an attribute that there is not": ("{{ (1).nothing() }}", "fails: one of its values has no 'nothing'"),
     "a filter that there is not": ("{{ messages | nothing }}", "No filter named 'nothing'"),
 }
 QUICK = {"a power in one call of C", "a text of 10 GB while it is compiled"}

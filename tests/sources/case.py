@@ -29,7 +29,18 @@ class Case:
     fields: dict[str, Any] = field(default_factory=dict)
     best: str = "int4-g32"  # where nothing is exact
     formats: frozenset[str | None] | None = None  # that experts' weights are coded in; None: in `exact` alone
+    layers: tuple[str, ...] = ()  # what experts of each layer are held in, where that is not one format for all
+    loses: bool = False  # some of `layers` do not hold what is stored
     after: Callable[[Written], Written] | None = None  # changes names and headers of what was written
+
+    @property
+    def is_kept(self) -> bool:
+        """Whether nothing is rounded."""
+        return self.exact is not None or bool(self.layers and not self.loses)
+
+    def held(self, layers: int) -> tuple[str, ...]:
+        """What experts are held in, by layer."""
+        return self.layers or (self.exact or self.best,) * layers
 
     def write(self, directory: Path) -> Written:
         if self.writer is None:
@@ -45,6 +56,7 @@ def gptq(
     label: str,
     config: dict[str, Any] | None = None,
     best: str = "int4-g32",
+    layers: tuple[str, ...] = (),
     **settings: Any,
 ) -> Case:
     described = {
@@ -59,7 +71,16 @@ def gptq(
     }
     writer, formats = settings.pop("writer", lambda: quantized.gptq(**settings)), settings.pop("formats", ())
     return Case(
-        f"gptq-{name}", "gptq", arch, described, writer, exact, label, formats=frozenset(formats) or None, best=best
+        f"gptq-{name}",
+        "gptq",
+        arch,
+        described,
+        writer,
+        exact,
+        label,
+        formats=frozenset(formats) or None,
+        best=best,
+        layers=layers,
     )
 
 

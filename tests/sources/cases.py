@@ -21,6 +21,16 @@ FP8_GROUPS = {
 }
 
 
+def _group(target: str, bits: int, type: str = "int", format: str = "pack-quantized", **sizes: object) -> object:
+    """A config group of compressed-tensors."""
+    weights = {"num_bits": bits, "type": type, "symmetric": True, **sizes}
+    return {"targets": [target], "format": format, "weights": weights}
+
+
+def _nvfp4(target: str) -> object:
+    return _group(target, 4, "float", "nvfp4-pack-quantized", strategy="tensor_group", group_size=16)
+
+
 CASES = [
     gptq("sym", "qwen3_moe", "int4-g128-sym", "GPTQ 4-bit, groups of 128"),
     gptq("sym", "mixtral", "int4-g128-sym", "GPTQ 4-bit, groups of 128", {"checkpoint_format": "gptq"}),
@@ -53,7 +63,17 @@ CASES = [
         group=64,
         writer=lambda: {r"layers\.0\.": quantized.gptq(8, 32), "": quantized.gptq(4, 64)},
         formats=("int8-g32", "int4-g64-sym"),
-        best="int8-g32",
+        layers=("int8-g32", "int4-g64-sym"),
+    ),
+    gptq(
+        "plain",
+        "qwen3_moe",
+        None,
+        "GPTQ 4-bit, groups of 128",
+        {"dynamic": {r"-:.*layers\.0\.": {}}},
+        writer=lambda: {r"layers\.1\.": quantized.gptq()},
+        formats=(None, "int4-g128-sym"),
+        layers=("checkpoint", "int4-g128-sym"),
     ),
     gptq("8bit-g32", "qwen3_moe", "int8-g32", "GPTQ 8-bit, groups of 32", bits=8, group=32),
     gptq("8bit-g128", "mixtral", "int8-g32", "GPTQ 8-bit, groups of 128", bits=8, group=128),
@@ -138,6 +158,63 @@ CASES = [
             "self_attn": quantized.fp8(None, "weight_scale"),
         },
     ),
+    replace(
+        compressed(
+            "mixed-matrices",
+            "qwen3_moe",
+            None,
+            "compressed-tensors INT4 + INT8, groups of 32",
+            config_groups={
+                "group_0": _group("re:.*experts.*(gate|up)_proj", 4, strategy="group", group_size=32),
+                "group_1": _group("re:.*experts.*down_proj", 8, strategy="channel"),
+            },
+            writer=lambda: {
+                "experts.*(gate|up)_proj": layouts.packed_by_compressed_tensors(4, 32, True),
+                "experts.*down_proj": layouts.packed_by_compressed_tensors(8, -1, True),
+            },
+        ),
+        formats=frozenset(("int4-g32-sym", "int8")),
+        layers=("int4-g32-sym/int8",) * 2,
+    ),
+    replace(
+        compressed(
+            "mixed-layers",
+            "mixtral",
+            None,
+            "compressed-tensors FP4 + FP8, groups of 16",
+            format="mixed-precision",
+            config_groups={
+                "group_0": _nvfp4(r"re:.*layers\.0.*experts.*"),
+                "group_1": _group(r"re:.*layers\.1.*experts.*", 8, "float", "float-quantized", strategy="tensor"),
+            },
+            writer=lambda: {
+                r"layers\.0.*experts": layouts.nvfp4_by_compressed_tensors,
+                r"layers\.1.*experts": quantized.fp8(None, "weight_scale"),
+            },
+        ),
+        formats=frozenset(("nvfp4", None)),
+        layers=("nvfp4", "checkpoint"),
+    ),
+    replace(
+        compressed(
+            "mixed-floats",
+            "qwen3_moe",
+            None,
+            "compressed-tensors FP4 + FP8, groups of 16",
+            format="mixed-precision",
+            config_groups={
+                "group_0": _nvfp4("re:.*experts.*(gate|up)_proj"),
+                "group_1": _group("re:.*experts.*down_proj", 8, "float", "float-quantized", strategy="tensor"),
+            },
+            writer=lambda: {
+                "experts.*(gate|up)_proj": layouts.nvfp4_by_compressed_tensors,
+                "experts.*down_proj": quantized.fp8(None, "weight_scale"),
+            },
+        ),
+        formats=frozenset(("nvfp4", None)),
+        layers=("nvfp4/int8-g32",) * 2,
+        loses=True,
+    ),
     compressed(
         "fp8",
         "qwen3_moe",
@@ -167,12 +244,7 @@ CASES = [
         "nvfp4",
         "compressed-tensors FP4, groups of 16",
         format="nvfp4-pack-quantized",
-        config_groups={
-            "group_0": {
-                "targets": ["Linear"],
-                "weights": {"num_bits": 4, "type": "float", "strategy": "tensor_group", "group_size": 16},
-            }
-        },
+        config_groups={"group_0": _nvfp4("Linear")},
         writer=lambda: layouts.nvfp4_by_compressed_tensors,
     ),
     modelopt("nvfp4", "qwen3_moe", "nvfp4", "NVFP4", lambda: layouts.nvfp4_by_modelopt),
@@ -188,6 +260,21 @@ CASES = [
         "nvfp4",
         "MIXED_PRECISION",
         lambda: {"experts": layouts.nvfp4_by_modelopt, "self_attn": quantized.fp8(None, "weight_scale")},
+    ),
+    replace(
+        modelopt(
+            "mixed-matrices",
+            "qwen3_moe",
+            None,
+            "MIXED_PRECISION",
+            lambda: {
+                "experts.*(gate|up)_proj": layouts.nvfp4_by_modelopt,
+                "experts.*down_proj": layouts.int4_by_modelopt,
+                "self_attn": quantized.fp8(None, "weight_scale"),
+            },
+        ),
+        formats=frozenset(("nvfp4", "int4-g128-sym")),
+        layers=("nvfp4/int4-g128-sym",) * 2,
     ),
     Case(
         "quark-mxfp4",

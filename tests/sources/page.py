@@ -31,8 +31,10 @@ INTRODUCTION = """\
 What becomes of the experts of a checkpoint when it is imported with the format `auto`. **As it is**: codes and scales
 are the checkpoint's, bit for bit, and so is every weight in fp32. **Converted**: no format of Moestro holds such codes
 (rows in another order, groups of another size, factors of inputs); they are rounded once, and the import says by how
-much they are off before it begins, for each kind that the file has. Weights outside the experts are dequantised to the
-model's number type. Scales of activations and of the KV cache are not used: neither is rounded.
+much they are off before it begins, for each kind that the file has. Where matrices or layers are stored in several
+ways, each has a format of its own. An expert is as a whole in codes or in plain numbers: FP8 beside codes is rounded to
+`int8-g32`. Weights outside the experts are dequantised to the model's number type. Scales of activations and of the KV
+cache are not used: neither is rounded.
 
 Each row is a small checkpoint that the tests write, with the tool's own library where that is at hand, else in its
 documented layout. compressed-tensors divides NVFP4's scales by a number; Moestro multiplies by its reciprocal, as the
@@ -58,15 +60,20 @@ TQ1_0, five weights of which are in a byte. Bits a weight are those of whole exp
 """
 SEVERAL = "IQ1", "IQ2", "IQ3", "TQ1"  # types that have a code for several weights
 PICKLES = "they can run programs when they are opened, so that they never are. Both tools also write safetensors."
+DEQUANTISED = "dequantised once, as transformers does"
 ROUNDED = "converted, with the loss measured before the import"
 
 
 def result(case: Case) -> str:
-    if case.exact == "checkpoint":
-        return "dequantised once, as transformers does: `checkpoint`"
-    if case.exact is not None:
-        return f"{KEPT}: `{case.exact}`"
-    return f"{ROUNDED}: `{case.best}`"
+    """What becomes of its experts: each format with how it comes to hold them."""
+    told: dict[str, list[str]] = {}
+    for name in dict.fromkeys("/".join(case.held(1)).split("/")):
+        if name == "checkpoint":
+            how = DEQUANTISED if "FP8" in case.label else KEPT
+        else:
+            how = KEPT if name in (case.exact, *(case.formats or ())) else ROUNDED
+        told.setdefault(how, []).append(f"`{name}`")
+    return "; ".join(f"{how}: {' and '.join(names)}" for how, names in told.items())
 
 
 def of_gguf(kind: str) -> str:
@@ -141,6 +148,10 @@ def variant(case: Case) -> str:
         "awq": "with factors of inputs",
         "nested": "nested scales",
         "mixed": "several widths",
+        "matrices": "by matrix",
+        "layers": "by layer",
+        "floats": "FP8 in down projections",
+        "plain": "some layers not quantized",
         "stacked": "experts stacked",
     }
     return ", ".join(text for word, text in known.items() if word in words[1:])

@@ -20,7 +20,7 @@ class AwqMatrix(IntegerMatrix):
     def __init__(self, files: TensorFiles, prefix: str) -> None:
         self._files, self._prefix = files, prefix
         (columns, words), zeros, scales = (stored(files, f"{prefix}.{s}", prefix) for s in SUFFIXES)
-        self.shape = (words * 8, columns)
+        self.shape, self.scales = (words * 8, columns), scales
         if (
             files.tensors[f"{prefix}.qweight"].dtype != torch.int32
             or zeros != (*scales[:1], words)

@@ -34,12 +34,11 @@ class Source:
     label: str  # shown to the user: "GPTQ 4-bit, groups of 128"
     config: dict[str, Any]  # config.json without quantization_config
     tensors: Tensors
-    exact_format: str | None  # our format that holds the experts' codes exactly; None: they must be requantised
-    numbers: Numbers | None  # number types that make it lossless; None where exact_format is None
+    exact_format: str | None  # our format that holds the codes of all experts exactly, if there is one
+    numbers: Numbers | None  # number types that make it, or `formats`, lossless
     dense_dtype: torch.dtype  # of dequantised weights outside the experts
     files: ModelFiles | None = None  # of a model directory
-    best_format: str | None = None  # best format where none holds the experts exactly; None: chosen by their size
-    formats: tuple[str, ...] = ()  # by MoE layer, a head's last, what suits its matrices best; (): alike, as above
+    formats: tuple[str, ...] = ()  # by MoE layer, a head's last, what suits its matrices best, where names say it
     passed_over: Mapping[str, int] = field(default_factory=dict)  # bytes of tensors that `tensors` does not have
 
     @property
@@ -49,8 +48,15 @@ class Source:
 
     def stored_as(self, name: str) -> str:
         """How a tensor is stored, for display: its number type, or the label of what holds its codes."""
-        matrices = self.tensors.matrices if isinstance(self.tensors, Decoded) else {}
-        return self.label if name in matrices else str(self.tensors.tensors[name].dtype).removeprefix("torch.")
+        if not self.holds_codes(name):
+            return str(self.tensors.tensors[name].dtype).removeprefix("torch.")
+        assert isinstance(self.tensors, Decoded)
+        several = len({one.bits for one in self.tensors.matrices.values()}) > 1
+        return f"{self.label}: {self.tensors.matrices[name].bits} bits" if several else self.label
+
+    def holds_codes(self, name: str) -> bool:
+        """Whether a tensor is stored in codes, not in plain numbers."""
+        return isinstance(self.tensors, Decoded) and name in self.tensors.matrices
 
     def write_shell(self, directory: Path) -> ModelFiles:
         """Write config.json into an existing directory and copy the tokenizer and generation files there, so that

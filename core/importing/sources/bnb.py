@@ -27,6 +27,7 @@ class BnbMatrix(QuantizedWeight):
             self.kind = str(self._state["quant_type"])
             self.shape = tuple(int(n) for n in self._state["shape"])
             self._block = int(self._state["blocksize"])
+            self.scales = self.kind, self._block
             if min(self._block, int(self._state.get("nested_blocksize", 1)), *self.shape) < 1:
                 raise ValueError("a size of 0")
         except (ValueError, KeyError, TypeError) as error:

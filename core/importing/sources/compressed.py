@@ -36,17 +36,19 @@ class PackedMatrix(IntegerMatrix):
 
     symmetric = True
 
-    def __init__(self, files: TensorFiles, prefix: str, bits: int, by_row: bool) -> None:
-        self._files, self._prefix, self.by_row = files, prefix, by_row
+    def __init__(self, files: TensorFiles, prefix: str, bits: int, grouped: set[int]) -> None:
+        """`bits` of a code, 0: of several numbers. `grouped`: the ones that have scales of groups, not of rows."""
+        self._files, self._prefix = files, prefix
         (out, words), scale = (stored(files, f"{prefix}.weight_{p}", prefix) for p in ("packed", "scale"))
         columns = words * 32 // bits if bits else self._columns()
         self.bits = bits or words * 32 // columns
+        self.by_row = self.bits not in grouped
         self.shape = (out, columns)
         if self.bits not in (4, 8):
             raise mismatch(prefix, f"compressed-tensors of {self.bits} bits is not read, only of 4 and of 8")
         if words * 32 != columns * self.bits or len(scale) != 2 or scale[0] != out:
             raise mismatch(prefix, f"scales {scale} do not fit packed codes {(out, words)}")
-        self.groups = scale[1]
+        self.scales = self.groups = scale[1]
 
     def _columns(self) -> int:
         stored(self._files, f"{self._prefix}.weight_shape", self._prefix)
@@ -77,6 +79,7 @@ class ByteMatrix(IntegerMatrix):
         self.shape = files.tensors[f"{prefix}.weight"].shape
         scale = stored(files, f"{prefix}.weight_scale", prefix)
         self._grid = scale if len(scale) == 2 else (self.shape[0] if torch.Size(scale).numel() > 1 else 1, 1)
+        self.scales = self._grid
         if self._grid[0] not in (1, self.shape[0]) or self.shape[1] % self._grid[1]:
             raise mismatch(prefix, f"scales {scale} do not fit codes {self.shape}")
 
@@ -105,7 +108,7 @@ def matrices(files: TensorFiles, config: dict[str, Any], dtype: torch.dtype) -> 
     weights = [w for w in (g.get("weights") for g in groups) if isinstance(w, dict)]
     bits = {int(w.get("num_bits", 0)) for w in weights if w.get("type", "int") == "int"}
     block = next((tuple(w["block_structure"]) for w in weights if w.get("block_structure")), None)
-    by_row = all((w.get("group_size") or -1) < 0 for w in weights)
+    grouped = {int(w.get("num_bits", 0)) for w in weights if (w.get("group_size") or -1) > 0}
     found: dict[str, QuantizedWeight] = {}
     for name, at in files.tensors.items():
         prefix, _, last = name.rpartition(".")
@@ -115,12 +118,12 @@ def matrices(files: TensorFiles, config: dict[str, Any], dtype: torch.dtype) -> 
         elif last == "weight_packed" and at.dtype == torch.uint8:
             found[f"{prefix}.weight"] = PackedMxfp4Matrix(files, prefix)
         elif last == "weight_packed":
-            found[f"{prefix}.weight"] = PackedMatrix(files, prefix, min(bits) if len(bits) == 1 else 0, by_row)
+            found[f"{prefix}.weight"] = PackedMatrix(files, prefix, min(bits) if len(bits) == 1 else 0, grouped)
         elif last == "weight" and at.dtype in FLOATS:
             stored(files, f"{name}_scale", name)
             found[name] = Fp8Matrix(files, name, f"{name}_scale", block if block and len(block) == 2 else None, dtype)
         elif last == "weight" and at.dtype == torch.int8:
-            found[name] = ByteMatrix(files, prefix, by_row)
+            found[name] = ByteMatrix(files, prefix, 8 not in grouped)
     taken = [f"{name}_{part}" for name in found for part in (*PARTS, "global_scale")]
     taken += [f"{name.removesuffix('weight')}{part}" for name in found for part in INPUTS]
     return found, taken, _label(weights)

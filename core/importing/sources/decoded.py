@@ -23,6 +23,12 @@ class QuantizedWeight(ABC):
 
     shape: tuple[int, ...]
     bits: int = 4  # of a code
+    scales: object = ()  # how they lie, where that is not the same for all weights of the class and shape
+
+    @property
+    def layout(self) -> object:
+        """Equal for weights that are stored alike."""
+        return type(self), self.bits, self.shape, self.scales
 
     @abstractmethod
     def read(self, row: int | None) -> torch.Tensor:

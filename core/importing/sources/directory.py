@@ -14,6 +14,7 @@ from core.hf.safetensors_file import TensorFiles
 from core.hf.tensors import Shape
 from core.importing.sources import awq, bnb, compressed, fp8, gptq, hqq, mlx, modelopt, mxfp4, quark, torchao
 from core.importing.sources.base import Source
+from core.importing.sources.codings import PLAIN, codings
 from core.importing.sources.decoded import INSTEAD, UNFIT, Decoded, Matrices
 from core.memory.codec.formats import Numbers
 from core.system.text_config import text_config
@@ -45,7 +46,6 @@ NOT_READ = {  # why, and what to take instead
     "exl2": f"its codes are in the order in which the kernels of ExLlamaV2 read them. {INSTEAD}",
     "exl3": f"its weights are paths through a trellis, which only the kernels of ExLlamaV3 decode. {INSTEAD}",
 }
-SAMPLES = 6  # expert weights sampled to determine their format
 
 
 def open_directory(path: Path) -> Source:
@@ -75,7 +75,7 @@ def open_directory(path: Path) -> Source:
                 f"({reason(error)}). Download it again."
             ) from error
         raise
-    return Source(path, kind, label, config, decoded, exact, numbers, dtype, files, exact or _nearest(decoded))
+    return Source(path, kind, label, config, decoded, exact, numbers, dtype, files)
 
 
 def _plain(path: Path, config: dict[str, Any], tensors: TensorFiles, dtype: torch.dtype, files: ModelFiles) -> Source:
@@ -151,25 +151,16 @@ def _experts(tensors: Mapping[str, Shape]) -> list[str]:
     return named or [n for n, at in tensors.items() if len(at.shape) == 3]
 
 
-def _nearest(tensors: Decoded) -> str:
-    """The smallest grouped format that loses next to nothing when no format is exact: the same number of bits, or 8."""
-    bits = {tensors.matrices[n].bits if n in tensors.matrices else 8 for n in _experts(tensors.tensors)}
-    return "int4-g32" if bits == {4} else "int8-g32"
-
-
 def _exact(tensors: Decoded, dtype: torch.dtype) -> tuple[str | None, Numbers | None]:
-    """The format that holds the experts' codes, and number types that make it lossless. Samples a few experts, spread
-    over the model; deviating ones are detected when they are read."""
-    names, matrices = _experts(tensors.tensors), tensors.matrices
-    coded = [n for n in names if n in matrices]
-    if all(isinstance(matrices[n], fp8.Fp8Matrix) for n in coded):  # or none: only non-expert layers are quantized
+    """The format that holds all experts' codes, and number types that make it lossless."""
+    names = _experts(tensors.tensors)
+    found = {(one.format, one.numbers) for one in codings(tensors, names).values()}
+    formats = {format for format, _ in found}
+    if formats <= {PLAIN}:  # or none: only non-expert layers are quantized
         usual = _usual(tensors.tensors, names)
-        return "checkpoint", Numbers(usual, usual, usual)
-    if len(coded) < len(names):
+        return PLAIN.name, Numbers(usual, usual, usual)
+    if len(found) > 1 or None in formats:
         return None, None
-    chosen = [coded[i * (len(coded) - 1) // (SAMPLES - 1)] for i in range(SAMPLES)]
-    codes = [matrices[n].coded(0 if len(matrices[n].shape) == 3 else None) for n in chosen]
-    seen = {(c.format, c.scale.dtype) if c is not None else None for c in codes}
-    if len(seen) != 1 or (first := codes[0]) is None:
-        return None, None
-    return first.format, Numbers(dtype, first.scale.dtype, torch.float32)
+    [(format, scale)] = found
+    assert format is not None
+    return format.name, Numbers(dtype, scale, torch.float32)

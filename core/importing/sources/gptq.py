@@ -26,7 +26,7 @@ class GptqMatrix(IntegerMatrix):
         if files.tensors[f"{prefix}.qweight"].dtype != torch.int32 or self.bits not in (4, 8):
             raise mismatch(prefix, f"GPTQ of {self.bits or 'unknown'} bits is not read, only of 4 and of 8")
         self.shape = (out, words * 32 // self.bits)
-        self.groups = scales[0]
+        self.scales = self.groups = scales[0]
         if (
             scales[1:] != (out,)
             or zeros[0] != scales[0]

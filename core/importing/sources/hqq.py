@@ -33,6 +33,7 @@ class HqqMatrix(QuantizedWeight):
             raise mismatch(prefix, f"a weight {shape} packed as {packing!r}, in groups of {group} along {axis}")
         self.shape, self.axis, self.group = (shape[0], shape[1]), axis[0], group[0]
         self.bits, self._per = PACKINGS[packing]
+        self.scales = self.axis, self.group
         count = shape[0] * shape[1]
         if min(shape) < 1 or self.group < 1 or count % self.group:
             raise mismatch(prefix, f"groups of {self.group} do not fit a weight {self.shape}")

@@ -31,6 +31,7 @@ class MlxMatrix(QuantizedWeight):
             stored(files, f"{prefix}.{part}", prefix)[expert is not None :] for part in ("weight", "scales")
         )
         self._group = MODES[mode][0] if mode in MODES else group
+        self.scales = mode, self._group
         self.shape = (packed[0], scales[-1] * self._group)
         self.bits = 32 * packed[-1] // max(1, self.shape[1])
         affine = mode not in MODES

@@ -27,7 +27,7 @@ class PackedOutputs(IntegerMatrix):
     def __init__(self, files: TensorFiles, prefix: str) -> None:
         self._files, self._prefix = files, prefix
         packed, scale = (stored(files, f"{prefix}.{part}", prefix) for part in ("weight", "weight_scale"))
-        self.shape = (2 * packed[0], packed[-1])
+        self.shape, self.scales = (2 * packed[0], packed[-1]), scale
         if len(packed) != 2 or len(scale) != 2 or scale[0] != self.shape[0] or self.shape[1] % scale[1]:
             raise mismatch(prefix, f"scales {scale} do not fit packed codes {packed}")
 
@@ -42,7 +42,7 @@ class ScaledInputs(QuantizedWeight):
 
     def __init__(self, files: TensorFiles, name: str, inner: QuantizedWeight) -> None:
         self._files, self._name, self._inner = files, name, inner
-        self.shape, self.bits = inner.shape, inner.bits
+        self.shape, self.bits, self.scales = inner.shape, inner.bits, inner.layout
         if torch.Size(stored(files, name, name)).numel() != self.shape[-1]:
             raise mismatch(name, f"it does not fit {self.shape[-1]} inputs")
 

@@ -34,7 +34,7 @@ class Int4Matrix(QuantizedWeight):
         self._read = Part(files, name, expert)
         packed, scale, zero = (self._read.shape(part) for part in PARTS[:3])
         self.shape = (packed[0], 2 * packed[-1])
-        self.group = self.shape[1] // max(1, scale[0])
+        self.scales = self.group = self.shape[1] // max(1, scale[0])
         if (
             len(packed) != 2
             or scale != zero
@@ -98,6 +98,7 @@ class IntMatrix(IntegerMatrix):
         ):
             raise mismatch(name, f"scales {scale} and zeros {zero} do not fit codes {self.shape} of {stated:.9} bits")
         self.by_row, self.group = self._grid[1] == 1, self._matrix[1] // self._grid[1]
+        self.scales = self._grid, self._zero
 
     def read(self, row: int | None) -> torch.Tensor:
         return rows(self.unpack().dequantize().view(self.shape), row)
@@ -147,7 +148,7 @@ class Stack(QuantizedWeight):
     """Weights of one shape, each a row of a first dimension."""
 
     def __init__(self, of: Sequence[QuantizedWeight]) -> None:
-        self._of, self.bits, self.shape = of, of[0].bits, (len(of), *of[0].shape)
+        self._of, self.bits, self.shape, self.scales = of, of[0].bits, (len(of), *of[0].shape), of[0].layout
 
     def read(self, row: int | None) -> torch.Tensor:
         return torch.stack([one.read(None) for one in self._chosen(row)])

@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 import torch
 
+from core.importing.sources.codings import of_one_kind
 from core.importing.sources.gguf.blocks import EXACT, HELD
 from core.importing.sources.gguf.layout import routed
 from core.importing.sources.gguf.tensors import PLAIN
@@ -27,8 +28,6 @@ NARROW = {"Q6_K": "int8-g32", "Q5_K": "int8-g32", "Q4_K": "int4-g32", "IQ4_XS": 
 kept, and their scales rounded."""
 NEARLY_ALL = 0.9
 """Share of the weights from which on a format of less than 4 bits is taken."""
-BESIDE_CODES = "int8-g32"
-"""For plain numbers, where the expert's other matrix is in codes."""
 COARSE = "iq4_nl"
 """For the others, of less than 4 bits, among other types or where inputs are no blocks of 256. Measured on normally
 distributed weights, relative to them: Q3_K is off by .151, as iq4_nl by .166 (int4-g32 .167, int3 .212); Q2_K .296,
@@ -56,7 +55,9 @@ def choose_format(entries: Mapping[str, TensorInfo], moe_layers: Sequence[int]) 
     found: dict[str, Counter[tuple[str, str]]] = {part: Counter() for part in ("gate", "up", "down")}
     for layer in moe_layers:
         pieces = {part: [entries[one.name] for one in some] for part, some in routed(entries, layer).items()}
-        chosen = _of_one_kind([*pieces.get("gate", []), *pieces["up"]], pieces["down"])
+        first, down = [*pieces.get("gate", []), *pieces["up"]], pieces["down"]
+        inputs = math.gcd(*(one.shape[-1] for one in (*first, *down)))
+        chosen = of_one_kind([_matrix(first), _matrix(down)], inputs)
         formats.append(name_of({"up": chosen[0], "down": chosen[1]}))
         for part, some in pieces.items():
             format = chosen[part == "down"].name
@@ -66,15 +67,6 @@ def choose_format(entries: Mapping[str, TensorInfo], moe_layers: Sequence[int]) 
             plain |= {PLAIN[type] for type in types if type in PLAIN}
     weight = plain.pop() if len(plain) == 1 else torch.float32
     return FormatChoice(tuple(formats), exact, Numbers(weight, torch.float16, torch.float16), _notes(found))
-
-
-def _of_one_kind(first: Sequence[TensorInfo], down: Sequence[TensorInfo]) -> tuple[Format, Format]:
-    """The formats of an expert's two matrices, which are put together of these: in codes both, or neither."""
-    chosen = _matrix(first), _matrix(down)
-    if chosen[0].is_plain == chosen[1].is_plain:
-        return chosen
-    coded = FORMATS[BESIDE_CODES if math.gcd(*(one.shape[-1] for one in (*first, *down))) % 32 == 0 else "int8"]
-    return (coded, chosen[1]) if chosen[0].is_plain else (chosen[0], coded)
 
 
 def _matrix(pieces: Sequence[TensorInfo]) -> Format:

@@ -42,6 +42,9 @@ class GgufSource(Source):
         assert isinstance(self.tensors, GgufTensors)
         return self.tensors.stored_as(name)
 
+    def holds_codes(self, name: str) -> bool:
+        return self.stored_as(name) not in PLAIN
+
     def write_shell(self, directory: Path) -> ModelFiles:
         dtype = str(self.dense_dtype).removeprefix("torch.")
         config = self.config | {"dtype": dtype}
@@ -105,7 +108,6 @@ def open_gguf(path: Path) -> GgufSource:
         dense_dtype=dense,
         header=header,
         parts=files,
-        best_format=alike,
         formats=kept.formats,
         notes=kept.notes,
         passed_over={name: entries[name].bytes for name in sorted(ahead)},

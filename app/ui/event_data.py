@@ -50,11 +50,12 @@ class RowPicked(gr.EventData):
 
 
 class MessageAction(gr.EventData):
-    """What the user did to a message (assets/ui/chat/view.js): `id` = the message that is edited or regenerated, the
-    answer to `rewrite`, or one of the branch to `show`; `text` = of an edit, or of a suggestion to `ask`.
+    """What the user did to a message (assets/ui/chat/view.js): `id` = the message that is edited, regenerated or
+    continued, the answer to `rewrite`, or one of the branch to `show`; `text` = of an edit, or of a suggestion to
+    `ask`.
     """
 
-    do: Literal["ask", "edit", "regenerate", "rewrite", "show"]
+    do: Literal["ask", "edit", "regenerate", "continue", "rewrite", "show"]
     id: int | None
     text: str | None
 

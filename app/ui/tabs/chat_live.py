@@ -196,6 +196,8 @@ class ChatLive:
             self._set_system(now, system)
             if message is not None and action.do == "edit":
                 return self._begun(self.host.chats.edit(chat, message, text), text)
+            if message is not None and action.do == "continue":
+                return self._begun(self.host.chats.go_on(chat, message), "")
             return self._begun(self.host.chats.regenerate(chat, message), "")
         except MoestroError as error:
             return self._refused(error, now)
@@ -257,7 +259,7 @@ class ChatLive:
         page[ALERT] = page[ALERT] or gr.skip()  # the notice on a message stays
         page[SYSTEM] = gr.skip() if page[0]["chat"] == chat else page[SYSTEM]
         answer, question = self._questions.get(chat, (None, "")) if chat is not None else (None, "")
-        if answer is not None and answer.message_id not in [m.id for m in self._messages(chat)]:
+        if answer is not None and answer.message_id not in [m.id for m in self._messages(chat) if m.state == "writing"]:
             answer.join(ENDING_S)
             if answer.undone:
                 page[ALERT], page[TEXT] = notice(answer.error), typed or question

@@ -8,6 +8,7 @@ const WITH_ALT = {
   KeyN: press("#new-chat"),
   KeyK: () => window.moestroChats?.(),
   KeyR: press('#chat [data-act="regenerate"]'),
+  KeyG: press('#chat [data-act="continue"]'),
   KeyE: press('#chat .user-row [data-act="edit"]'),
   KeyC: press('#chat .bot-row [data-act="copy"]'),
   KeyS: () => system(),

@@ -49,6 +49,12 @@ class RowPicked(gr.EventData):
     sort: str | None
 
 
+class HubPicked(gr.EventData):
+    """A model of the hub is to be imported: its name there."""
+
+    source: str
+
+
 class MessageAction(gr.EventData):
     """What the user did to a message (assets/ui/chat/view.js): `id` = the message that is edited, regenerated or
     continued, the answer to `rewrite`, or one of the branch to `show`; `text` = of an edit, or of a suggestion to

@@ -83,6 +83,7 @@ def test_a_gguf_file_answers_after_five_clicks(open_page: Open, own: Server, tmp
     _, file = make_gguf("qwen3_moe", tmp_path)
     hand = Hand(open_page(url=own.url))
     hand.enter("#model input", str(file))
+    hand.dashboard.wait_text("#fit-chip", "Import")
     hand.click("#fit-chip button")
     hand.page.wait_for_function("document.activeElement.id === 'import-start'")
     hand.click("#import-start")

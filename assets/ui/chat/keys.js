@@ -23,6 +23,10 @@ export function start() {
   if (listening) return;
   listening = true;
   document.addEventListener("keydown", pressed);
+  document.addEventListener("focusout", ({ target, relatedTarget }) => { // a menu that is left closes
+    const menu = target.closest?.("details.menu[open]");
+    if (menu && relatedTarget && !menu.contains(relatedTarget)) menu.open = false;
+  });
   document.addEventListener("click", (event) => {
     if (event.target.closest("button[data-keys]")) help();
     if (event.target.closest("button[data-system]")) system();

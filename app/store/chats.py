@@ -131,7 +131,7 @@ class Chats:
 
     def go_on(self, chat: int, answer: int) -> Unfinished:
         """Start to continue the last answer shown, which is as it was if that is undone. Raises MoestroError if it is
-        not the last one, or is finished."""
+        not the last one."""
         with self._db.tx() as db:
             self.require(chat)
             begun = db.execute(
@@ -190,8 +190,8 @@ class Chats:
                 tokens = None if before is None else blob_of([*before, *(one["token"] for one in pieces)])
                 text = row["text"] + "".join(one["text"] for one in pieces)
                 db.execute(
-                    "UPDATE messages SET text = ?, tokens = ?, state = ?, stats = ?, error = ?, state_before = NULL "
-                    "WHERE id = ?",
+                    "UPDATE messages SET text = ?, tokens = ?, state = ?, stats = ?, error = ?, state_before = NULL, "
+                    "quality = NULL WHERE id = ?",
                     (text, tokens, state, json.dumps(stats) if stats else None, error, answer),
                 )
             db.execute("DELETE FROM pieces WHERE message = ?", (answer,))

@@ -1,10 +1,14 @@
 """An answer that was cut is continued in its place: what it says, what it rests on, and what a failure leaves."""
 
+import csv
+import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from app.services.exports.archive import contents
+from app.services.exports.timeline import write
 from app.services.exports.transcript import as_json, markdown
 from app.services.host import Host
 from app.store import Store
@@ -66,6 +70,10 @@ def test_an_answer_that_its_limit_cut_goes_on_in_its_place(tmp_path: Path, liste
     assert first.seed >= 0 and second.max_new_tokens == 5
     assert host.store.chats.find(chat).tokens == 17  # type: ignore[union-attr]
     assert len([s for s in host.store.steps.records(chat=chat) if s.phase == "decode"]) == 17
+    [answers] = csv.DictReader(contents(host.store, chat, None)["answers.csv"].splitlines())
+    assert (answers["begun_tokens"], answers["new_tokens"]) == ("12", "5")
+    timeline = json.loads(write(host.store, tmp_path / "timeline.json", chat).read_text("utf-8"))
+    assert sum(one["name"] == "token" for one in timeline["traceEvents"]) == 17
     assert said(17).strip() in markdown(host.store, chat) and said(17) in as_json(host.store, chat)
     ended(host.chats.go_on(chat, answer))
     assert texts(host, chat)[-1] == ("assistant", said(22), "done") and len(listening.asked[-1][0].ids) == 17

@@ -38,7 +38,7 @@ def answer(
 
 
 @pytest.mark.parametrize("sampling", [GREEDY, DRAWN], ids=["greedy", "drawn"])
-@pytest.mark.parametrize("reuse", [True, False])
+@pytest.mark.parametrize("reuse", [True, pytest.param(False, marks=pytest.mark.long(0.1))])
 def test_a_cut_answer_goes_on_as_if_it_had_not_been_cut(demo: Engine, sampling: dict[str, float], reuse: bool) -> None:
     whole, text, stats = answer(demo, ASKED, 24, sampling, reuse=False)
     assert len(whole) > 12, "it is long enough to be cut"

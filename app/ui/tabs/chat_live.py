@@ -187,18 +187,16 @@ class ChatLive:
             return self._send(text, now, system)
         if now.get("chat") is None or (message is None and action.do != "regenerate"):
             return self._refused(MoestroError(NO_CHAT))
-        chat = int(now["chat"])
+        chat, chats = int(now["chat"]), self.host.chats
         try:
             if message is not None and action.do in ("show", "rewrite"):
-                chats = self.host.chats
                 chats.show(chat, message) if action.do == "show" else chats.rewrite(chat, message, text)
                 return [*self.open(chat)[:SYSTEM], gr.skip()]
             self._set_system(now, system)
-            if message is not None and action.do == "edit":
-                return self._begun(self.host.chats.edit(chat, message, text), text)
-            if message is not None and action.do == "continue":
-                return self._begun(self.host.chats.go_on(chat, message), "")
-            return self._begun(self.host.chats.regenerate(chat, message), "")
+            if message is not None and action.do in ("edit", "continue"):
+                answer = chats.edit(chat, message, text) if action.do == "edit" else chats.go_on(chat, message)
+                return self._begun(answer, text)
+            return self._begun(chats.regenerate(chat, message), "")
         except MoestroError as error:
             return self._refused(error, now)
 

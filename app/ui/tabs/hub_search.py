@@ -45,7 +45,7 @@ class HubSearch:
                     max_lines=1,
                     elem_id="hub-search",
                     placeholder="Qwen3-30B",
-                    info="Asks huggingface.co for Mixture-of-Experts models with this name.",
+                    info="Asks the Hugging Face hub for Mixture-of-Experts models with this name.",
                 )
                 self.start = button("Search", "hub-start", scale=0)
             self.found = gr.HTML(

@@ -109,6 +109,7 @@ class AnswerStats:
     changed: int = 0  # (token, layer, expert) assignments that were not the router's
     assignments: int = 0  # all assignments
     cached_tokens: int = 0  # of the prompt: taken over from a kept KV cache, not computed
+    begun_tokens: int = 0  # of the prompt: the answer's own beginning, which it continued
     kept_bytes: int = 0  # host memory that earlier chats' KV caches took
     seed: int = 0  # of the sampler: repeats the answer
     closeness: float | None = 0.0  # how far an exact answer's logits may be from transformers'; None: not measured
@@ -145,8 +146,18 @@ class Ids:
     ids: Sequence[int]
 
 
-Asked = Sequence[Mapping[str, Any]] | str | Ids | Chat
-"""A chat, a text to continue, or token ids."""
+@dataclass(frozen=True, slots=True)
+class Begun:
+    """An answer that goes on: what was asked, and its text so far. `ids` = its tokens, of a model that wrote it; they
+    are used by a tokenizer that reads this text in them."""
+
+    asked: Sequence[Mapping[str, Any]] | str | Chat
+    text: str
+    ids: Sequence[int] = ()
+
+
+Asked = Sequence[Mapping[str, Any]] | str | Ids | Chat | Begun
+"""A chat, a text to continue, token ids, or an answer to continue."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,7 +21,7 @@ from core.profile import Profile, check_model
 from core.settings.config import Settings
 from core.settings.loading import LoadSpec
 from core.settings.sampling import Sampling
-from core.types import Chat, Piece, TokenLogprob
+from core.types import Begun, Chat, Piece, TokenLogprob
 from tests.fake_models import SHAPE
 from tests.fake_passes import FakePasses
 
@@ -94,11 +94,14 @@ class FakeEngine(FakePasses):
         self.settings, self.version = new, self.version + 1
         return new
 
-    def count_tokens(self, messages: Sequence[Mapping[str, Any]] | str | Chat) -> int:
+    def count_tokens(self, messages: Sequence[Mapping[str, Any]] | str | Chat | Begun) -> int:
+        if isinstance(messages, Begun):
+            return self.count_tokens(messages.asked) + len(messages.text.split())
         said = messages.messages if isinstance(messages, Chat) else messages
         return sum(len(m["content"].split()) + 3 for m in ([{"content": said}] if isinstance(said, str) else said))
 
-    def check_length(self, messages: Sequence[Mapping[str, Any]] | str | Chat) -> None:
+    def check_length(self, messages: Sequence[Mapping[str, Any]] | str | Chat | Begun) -> None:
+        messages = messages.asked if isinstance(messages, Begun) else messages
         said = messages.messages if isinstance(messages, Chat) else messages
         parts = [said] if isinstance(said, str) else [m["content"] for m in said]
         if sum(map(len, parts)) > 100 * self.context:
@@ -132,7 +135,7 @@ class FakeEngine(FakePasses):
 
     def generate(
         self,
-        messages: Sequence[Mapping[str, Any]] | str | Chat,
+        messages: Sequence[Mapping[str, Any]] | str | Chat | Begun,
         sampling: Sampling,
         cancel: threading.Event | None = None,
         *,
@@ -143,6 +146,7 @@ class FakeEngine(FakePasses):
         start, n, reason = time.perf_counter(), 0, "length"
         sampling = sampling.drawn()
         prompt = self.count_tokens(messages)
+        begun = len(messages.ids) if isinstance(messages, Begun) else 0
         self.busy, self._tainted, first = True, False, len(self._steps)
         self._request += 1
         try:
@@ -156,21 +160,21 @@ class FakeEngine(FakePasses):
                 if cancel is not None and cancel.wait(self.token_s):
                     reason = "cancelled"
                     break
-                word = words[(n - 1) % len(words)]
+                word = words[(begun + n - 1) % len(words)]
                 logprob = None
                 if sampling.logprobs is not None:
                     logprob = TokenLogprob(
                         word, -0.5, ((word, -0.5), ("or ", -1.5), ("not ", -2.5))[: sampling.logprobs]
                     )
                 step = self._step("decode", 1)
-                yield Piece("token", text=stop.feed(word), token=n, step=step, logprob=logprob)
+                yield Piece("token", text=stop.feed(word), token=begun + n, step=step, logprob=logprob)
                 if stop.found:
                     reason = "stop"
                     break
         finally:
             self.busy = False
         stats = self._stats(prompt, n, time.perf_counter() - start, self._steps[first:])
-        stats = dataclasses.replace(stats, reason=reason, seed=sampling.seed, stop=stop.found)
+        stats = dataclasses.replace(stats, begun_tokens=begun, reason=reason, seed=sampling.seed, stop=stop.found)
         yield Piece("end", text=stop.rest(), stats=stats)
 
     def manifest(self) -> dict[str, object]:

@@ -37,7 +37,7 @@ METHODS = {
 }
 EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts", "num_routed_experts")
 TOP_K = ("num_experts_per_tok", "num_experts_per_token", "moe_topk", "moe_k", "moe_top_k", "num_selected_experts")
-Where = Literal["packs", "cache", "folder"]
+Where = Literal["packs", "cache", "folder", "hub"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,21 +166,25 @@ def _checkpoint(path: Path, entry: Entry) -> Entry | None:
     config = read_json(path / "config.json", nonfinite=True)  # transformers writes Infinity into some configs
     if not isinstance(config, dict):
         raise ModelError("Its config.json is damaged. Download it again.")
+    found = described(config, entry)
+    return found and replace(found, bytes=_sum(path, "*.safetensors"), problem=_missing(path))
+
+
+def described(config: Mapping[str, Any], entry: Entry) -> Entry | None:
+    """What a config.json says of an entry; None if that is no Mixture-of-Experts model."""
     text = text_config(config)
     experts = _first(text, EXPERTS)
     if experts < 2:
         return None
     kind, format = _quantised(config)
-    found = replace(
+    return replace(
         entry,
         kind=kind[:LONGEST],
         format=format[:LONGEST],
         layers=_layers(text),
         experts=experts,
         top_k=_first(text, TOP_K),
-        bytes=_sum(path, "*.safetensors"),
     )
-    return replace(found, problem=_missing(path))
 
 
 def _quantised(config: Mapping[str, Any]) -> tuple[str, str]:

@@ -1,10 +1,11 @@
 """The chats: asking, following and stopping answers, and changing a chat."""
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from app.services.answer_queue import AnswerQueue, Request
-from app.services.loading import AnyPrompt
+from app.services.loading import AnyPrompt, Loaded
 from app.services.model_manager import ModelManager
 from app.services.progress import Answer
 from app.services.remembered import Remembered
@@ -12,7 +13,7 @@ from app.services.writer import Writer
 from app.store import Message, Store
 from core.errors import BusyError, MoestroError, SettingError
 from core.settings.sampling import Sampling
-from core.types import Chat
+from core.types import Begun, Chat
 
 REMEMBERED = 100  # ended answers whose outcome is still available
 SYSTEM = "system"  # under which the default of new chats is remembered
@@ -72,6 +73,24 @@ class Chats:
             raise MoestroError("That answer is not shown any more. Reload the page.")
         return self._begin(chat_id, None, last.id if last.role == "assistant" else None)
 
+    def go_on(self, chat_id: int, message: int) -> Answer:
+        """Continue the last answer shown, which was cut, with the settings of sampling that it was begun with: it
+        becomes what it would have been. It is as it was if that fails before the next token.
+        """
+        with self._lock, self._models.held() as model:
+            self._require_free(chat_id)
+            self._writer.unsaved.save(chat_id)
+            asked = self._prompt(chat_id, model)
+            begun = self._store.chats.go_on(chat_id, message)
+            answer = self._followed(Answer(chat_id, message))
+            answer.text = begun.text
+            if begun.ids is not None and not isinstance(asked, str):
+                answer.opens_reasoning = model.engine.opens_reasoning
+            own = {**self.sampling.settings, **begun.sampling, "max_new_tokens": self.sampling.max_new_tokens}
+            prompt = Begun(asked, begun.text, begun.ids or ())
+            self._queue.put(Request(answer, prompt, _sampling(own, self.sampling), model))
+            return answer
+
     def edit(self, chat_id: int, message: int, text: str) -> Answer:
         """Ask `text` in place of one of the user's messages that are shown, as another branch of the chat."""
         if not any(m.id == message and m.role == "user" for m in self.messages(chat_id)):
@@ -100,7 +119,8 @@ class Chats:
         """Answer a prompt that belongs to no chat (from the HTTP API), in queue order.
 
         Raises MoestroError; its subclass QueueFullError when the queue is full."""
-        messages = prompt.messages if isinstance(prompt, Chat) else prompt
+        asked = prompt.asked if isinstance(prompt, Begun) else prompt
+        messages = asked.messages if isinstance(asked, Chat) else asked
         text = messages if isinstance(messages, str) else "".join(one["content"] for one in messages)
         if not (text if isinstance(messages, str) else text.strip()):
             raise MoestroError(EMPTY)
@@ -158,24 +178,39 @@ class Chats:
 
     def _begin(self, chat_id: int | None, text: str | None, instead_of: int | None, system: str = "") -> Answer:
         with self._lock, self._models.held() as model:
-            if self.answer(chat_id) is not None:
-                raise BusyError("This chat is already being answered. Stop that answer or let it end, then ask again.")
-            self._queue.require_place()
+            self._require_free(chat_id)
             model.engine.check_length(text or "")
             self._writer.unsaved.save(chat_id)  # before newer text
-            chat_id, message = self._store.chats.begin(chat_id, text, model.spec.model, instead_of, system)
-            ended = [chat for chat, answer in self._answers.items() if answer.finished]
-            for old in ended[:-REMEMBERED]:
-                del self._answers[old]
-            self._answers.pop(chat_id, None)  # re-inserted as the newest
-            self._answers[chat_id] = answer = Answer(chat_id, message)
-            chat = self._store.chats.find(chat_id)
-            prompt = prompt_of(
-                self._store.chats.messages(chat_id)[:-1], chat.system if chat else "", model.engine.takes_chats
-            )
+            sampling = self.sampling.drawn()
+            with self._store.db.tx():
+                chat_id, message = self._store.chats.begin(chat_id, text, model.spec.model, instead_of, system)
+                self._store.chats.keep_sampling(message, sampling.settings)
+            answer, prompt = self._followed(Answer(chat_id, message)), self._prompt(chat_id, model)
             answer.opens_reasoning = not isinstance(prompt, str) and model.engine.opens_reasoning
-            self._queue.put(Request(answer, prompt, self.sampling, model))
+            self._queue.put(Request(answer, prompt, sampling, model))
             return answer
+
+    def _require_free(self, chat_id: int | None) -> None:
+        """Raises BusyError where the chat is being answered, or the queue is full."""
+        if self.answer(chat_id) is not None:
+            raise BusyError("This chat is already being answered. Stop that answer or let it end, then ask again.")
+        self._queue.require_place()
+
+    def _followed(self, answer: Answer) -> Answer:
+        """The same, to be found as its chat's; the oldest ended ones are forgotten."""
+        assert answer.chat_id is not None
+        ended = [chat for chat, one in self._answers.items() if one.finished]
+        for old in ended[:-REMEMBERED]:
+            del self._answers[old]
+        self._answers.pop(answer.chat_id, None)  # re-inserted as the newest
+        self._answers[answer.chat_id] = answer
+        return answer
+
+    def _prompt(self, chat_id: int, model: Loaded) -> list[dict[str, Any]] | str:
+        """What the last answer of a chat answers."""
+        chat = self._store.chats.find(chat_id)
+        messages = self._store.chats.messages(chat_id)[:-1]
+        return prompt_of(messages, chat.system if chat else "", model.engine.takes_chats)
 
     @staticmethod
     def _clean(text: str) -> str:
@@ -200,7 +235,15 @@ class Chats:
             return ""
 
 
-def prompt_of(messages: Sequence[Message], system: str, takes_chats: bool) -> AnyPrompt:
+def _sampling(values: Mapping[str, object], otherwise: Sampling) -> Sampling:
+    """Settings of sampling as the store has them; others where they are damaged."""
+    try:
+        return Sampling.checked(**values)
+    except (SettingError, TypeError):
+        return otherwise
+
+
+def prompt_of(messages: Sequence[Message], system: str, takes_chats: bool) -> list[dict[str, Any]] | str:
     """The chat so far, after the system prompt. A model without a chat template (`takes_chats` false) continues its
     text."""
     if not takes_chats:

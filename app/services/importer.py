@@ -17,6 +17,7 @@ from core.system.paths import named_path
 log = logging.getLogger("moestro.app")
 CHOICES = ("auto", *FORMATS)
 AUTO = "auto: nearest to the source's own"
+DOWNLOADING = "Downloading"  # how the texts of a download's progress begin
 SPEED_S = 15.0  # window of the displayed speed
 ImportModel = Callable[..., Path]  # core.importing.import_model, or what stands in for it
 
@@ -33,6 +34,7 @@ class ImportJob(Job):
         self.source, self.out, self.format, self.download = source, out, format, download
         self.bytes_done = self.bytes_total = 0
         self.bytes_s = 0.0  # recent bytes/s; 0 = not known yet
+        self.arrived = 0  # bytes of a download that has not ended
         self._seen: deque[tuple[float, int]] = deque()
 
     @property
@@ -42,7 +44,14 @@ class ImportJob(Job):
     @property
     def can_resume(self) -> bool:
         """Whether partial output exists that the same import can resume from."""
-        return self.state in ("error", "cancelled") and self.partial is not None and any(self.partial.glob("journal*"))
+        return self.state in ("error", "cancelled") and bool(self.kept)
+
+    @property
+    def kept(self) -> str:
+        """What the same import can resume from, as words; "" = nothing."""
+        if self.partial is not None and any(self.partial.glob("journal*")):
+            return f"is finished in {self.partial}"
+        return "has arrived" if self.arrived else ""
 
     @property
     def partial(self) -> Path | None:
@@ -63,6 +72,7 @@ class ImportJob(Job):
         (since, before), took = self._seen[0], now - self._seen[0][0]
         speed = (bytes_done - before) / took if took > 0.5 and since < now else self.bytes_s
         left = (bytes_total - bytes_done) / speed if speed and bytes_total else None
+        self.arrived = bytes_done if text.startswith(DOWNLOADING) else 0
         self.update(
             text=text,
             share=min(1.0, max(0.0, share)),

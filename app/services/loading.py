@@ -11,7 +11,7 @@ from app.store.home import DISTANCES, KERNELS, PACES, PRODUCTS, data_dir
 from app.wording import short_name
 from core.errors import MoestroError
 from core.settings.loading import LoadSpec
-from core.types import Chat, Fit
+from core.types import Begun, Chat, Fit
 
 if TYPE_CHECKING:
     from app.services.model_manager import ModelManager
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 Estimate = Callable[[LoadSpec], Fit]
-AnyPrompt = Sequence[Mapping[str, Any]] | str | Chat  # a chat, a text to continue, or a chat with tools
+AnyPrompt = Sequence[Mapping[str, Any]] | str | Chat | Begun  # with tools a Chat; Begun: an answer to continue
 
 
 @dataclass(frozen=True, slots=True)

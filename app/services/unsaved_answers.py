@@ -7,7 +7,7 @@ from typing import Any
 
 from app.services.progress import Answer
 from app.store import Message, Store
-from app.store.chats import State
+from app.store.chat_rows import State
 from core.errors import MoestroError
 
 log = logging.getLogger("moestro.app")
@@ -18,7 +18,7 @@ class Draft:
     """The unsaved part of one answer. `state`: None while it is being written, "undone" for one to be removed."""
 
     answer: Answer
-    pieces: list[tuple[int, str]] = field(default_factory=list)
+    pieces: list[tuple[int, str, int | None]] = field(default_factory=list)
     state: State | str | None = None
     stats: dict[str, Any] | None = None
     error: str = ""
@@ -39,15 +39,15 @@ class UnsavedAnswers:
         """Whether part of this answer is unsaved."""
         return answer.message_id in self._drafts
 
-    def add(self, answer: Answer, seq: int, text: str, reason: str) -> None:
-        """Add a token's text that could not be saved."""
+    def add(self, answer: Answer, seq: int, text: str, token: int | None, reason: str) -> None:
+        """Add a token, with its text, that could not be saved."""
         assert answer.message_id is not None
         with self._lock:
             draft = self._drafts.get(answer.message_id)
             if draft is None:
                 log.warning("an answer is kept in memory for now: %s", reason)
                 draft = self._drafts[answer.message_id] = Draft(answer)
-            draft.pieces.append((seq, text))
+            draft.pieces.append((seq, text, token))
         answer.update(unsaved=reason)
 
     def end(self, answer: Answer, state: State | str, stats: dict[str, Any] | None, error: str) -> None:
@@ -81,8 +81,8 @@ class UnsavedAnswers:
     def _save(self, message: int, draft: Draft) -> None:
         chats = self._store.chats
         with self._store.db.tx():
-            for seq, text in draft.pieces:
-                chats.append(message, seq, text)
+            for piece in draft.pieces:
+                chats.append(message, *piece)
             if draft.state == "undone":
                 chats.undo(message)
             elif draft.state is not None:

@@ -174,8 +174,8 @@ class Writer:
         answer, step = request.answer, piece.step
         if step is not None and not step.changes and not request.model.engine.settings.telemetry.enabled:
             step = None
-        if step is not None or piece.text:
-            self._save(request, piece.text, step)
+        if step is not None or piece.text or piece.token is not None:
+            self._save(request, piece, step)
         if step is not None:
             request.model.effective.update(step.changes)
         if piece.kind == "prefill":
@@ -191,20 +191,20 @@ class Writer:
         if step is not None:
             self._on_step(request, step)
 
-    def _save(self, request: Request, text: str, step: StepRecord | None) -> None:
+    def _save(self, request: Request, piece: Piece, step: StepRecord | None) -> None:
         """Save one pass in the store, or keep its text in memory when the store cannot take it."""
-        answer, model = request.answer, request.model
+        answer, model, text, token = request.answer, request.model, piece.text, piece.token
         if self.unsaved.has(answer):
             self.unsaved.save()
         try:
             kept = self._store.token(
-                model.load, answer.chat_id, answer.message_id, answer.n_tokens, text, step, model.effective
+                model.load, answer.chat_id, answer.message_id, answer.n_tokens, text, step, model.effective, token
             )
             answer.unrecorded += not kept
         except MoestroError as error:
             answer.unrecorded += step is not None
-            if text and answer.message_id is not None:
-                self.unsaved.add(answer, answer.n_tokens, text, str(error))
+            if (text or token is not None) and answer.message_id is not None:
+                self.unsaved.add(answer, answer.n_tokens, text, token, str(error))
 
     def _end(self, request: Request, error: str) -> None:
         """Record the answer's final state in the store and for display. A failure before the first token leaves no

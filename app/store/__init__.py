@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from app.store.backup import Backups
-from app.store.chats import Chat, Chats, Message
+from app.store.chat_rows import Chat, Message
+from app.store.chats import Chats
 from app.store.check import Check
 from app.store.database import Database
 from app.store.home import data_dir
@@ -69,29 +70,31 @@ class Store:
         text: str,
         step: StepRecord | None,
         old: dict[str, Any],
+        token: int | None = None,
     ) -> bool:
         """Commit one forward pass, its text and its record together; returns whether the record `step` was kept.
+        `token` = the id of the token that has this text.
 
         The record is dropped when the disk has no room for both, or less than RESERVE is free, so that text can still
         be saved. Raises FullError when there is no room for the text either."""
         if step is None or not self._has_room():
-            self._words(answer, seq, text)
+            self._words(answer, seq, text, token)
             return step is None
         try:
             with self.db.tx():
-                self._words(answer, seq, text)
+                self._words(answer, seq, text, token)
                 self.steps.add(load, chat, answer, step, old)
             return True
         except FullError as error:
             if self._recording:
                 log.warning("a pass is not recorded: %s", error)
             self._recording = False
-        self._words(answer, seq, text)
+        self._words(answer, seq, text, token)
         return False
 
-    def _words(self, answer: int | None, seq: int, text: str) -> None:
-        if text and answer is not None:
-            self.chats.append(answer, seq, text)
+    def _words(self, answer: int | None, seq: int, text: str, token: int | None) -> None:
+        if (text or token is not None) and answer is not None:
+            self.chats.append(answer, seq, text, token)
 
     def _has_room(self) -> bool:
         """Whether more than the reserve is free; asks the system every ASK_EVERY passes."""

@@ -9,69 +9,34 @@ import logging
 import re
 import sqlite3
 import time
-from dataclasses import dataclass
-from typing import Any, Literal
+from collections.abc import Mapping
+from typing import Any
 
+from app.store.chat_rows import (
+    EVERY,
+    LINE,
+    NEWEST,
+    SHOWN,
+    SUMS,
+    Chat,
+    Message,
+    State,
+    Unfinished,
+    blob_of,
+    ids_of,
+    settings_of,
+)
 from app.store.database import Database
 from app.store.row_checks import InvalidRow, quality_of, stats_of
 from core.errors import MoestroError
 
 log = logging.getLogger("moestro.store")
-State = Literal["writing", "done", "stopped", "error", "interrupted", "edited"]
 TITLE_CHARS = 60
 ATTACHED = re.compile(r"(?:^|\n)File ([^\n]+):\n(`{3,})\n.*?\n\2(?=\n|$)", re.DOTALL)  # assets/ui/chat/attach.js
 PINNED = "pinned_chats"  # store key
-LINE = "c.id, c.title, c.model, c.created, CASE typeof(c.system) WHEN 'text' THEN c.system ELSE '' END AS system"
-UP = "UNION ALL SELECT m.id, m.parent FROM path JOIN messages m ON m.id = path.parent AND m.id < path.id"
-SUMS = f"""coalesce((SELECT max(created) FROM messages WHERE chat = c.id), c.created) AS updated,
-    (WITH RECURSIVE path(id, parent) AS (SELECT id, parent FROM messages WHERE id = c.leaf {UP})
-     SELECT count(*) FROM path) AS messages,
-    (SELECT count(*) FROM steps WHERE chat = c.id AND phase = 'decode') AS tokens"""
-FIELDS = "m.id, m.role, m.text, m.state, m.error, m.stats, m.created, m.quality, m.parent"
-SHOWN = f"""WITH RECURSIVE path(id, parent) AS (
-    SELECT id, parent FROM messages WHERE id = (SELECT leaf FROM chats WHERE id = ?) AND chat = ? {UP})
-    SELECT {FIELDS} FROM path JOIN messages m ON m.id = path.id ORDER BY m.id"""
-EVERY = f"SELECT {FIELDS} FROM messages m WHERE m.chat = ? ORDER BY m.id"
-NEWEST = """WITH RECURSIVE under(id) AS (
-    SELECT id FROM messages WHERE id = ? AND chat = ?
-    UNION ALL SELECT m.id FROM under JOIN messages m ON m.chat = ? AND m.parent = under.id AND m.id > under.id)
-    SELECT max(id) AS id FROM under"""
 GONE = "That chat no longer exists. Pick another one, or start a new chat."
 NO_BRANCH = "That branch no longer exists. Reload the page."
-
-
-@dataclass(frozen=True, slots=True)
-class Chat:
-    """One line of the history. `created` and `updated` are seconds since the epoch; `messages` = those of the branch
-    that is shown; `tokens` = decoded tokens; `system` = the system prompt."""
-
-    id: int
-    title: str
-    model: str
-    created: float
-    updated: float
-    system: str
-    messages: int
-    tokens: int
-
-
-@dataclass(frozen=True, slots=True)
-class Message:
-    """One message as shown. `stats`, for a finished answer: the fields of `core.types.AnswerStats`, and `queued_ms`.
-    `quality`, for one scored against the exact model: the fields of `core.engine.quality.report.Quality`. `unsaved`:
-    why its text is only in memory. `branches`: the messages at its place in the chat, by age, itself included."""
-
-    id: int
-    role: Literal["user", "assistant"]
-    text: str
-    state: State
-    error: str
-    stats: dict[str, Any] | None
-    created: float
-    quality: dict[str, Any] | None = None
-    unsaved: str = ""
-    parent: int | None = None
-    branches: tuple[int, ...] = ()
+NO_SEQUEL = "Only the last answer that is shown can be continued. Reload the page."
 
 
 class Chats:
@@ -81,9 +46,10 @@ class Chats:
         self._db = db
         self.version = int(time.time() * 1000)  # differs after a restart, too
         self._logged_damaged: set[int] = set()  # messages whose damaged figures have been logged
-        for row in db.rows("SELECT id, asked FROM messages WHERE state = 'writing'"):  # left by a crash
-            if row["asked"] is None and not self._written(row["id"]):
-                self.undo(row["id"])  # a regeneration without any text: the previous answer is restored
+        left = "SELECT id, asked IS NULL OR state_before NOT NULL AS again FROM messages WHERE state = 'writing'"
+        for row in db.rows(left):  # by a crash
+            if row["again"] and not self._pieces(row["id"]):
+                self.undo(row["id"])  # without any text of its own: the answer before it is restored
             else:
                 self.finish(row["id"], "interrupted")
         lost = db.rows(
@@ -160,6 +126,26 @@ class Chats:
             self.version += 1
             return chat, answer
 
+    def go_on(self, chat: int, answer: int) -> Unfinished:
+        """Start to continue the last answer shown, which is as it was if that is undone. Raises MoestroError if it is
+        not the last one."""
+        with self._db.tx() as db:
+            self.require(chat)
+            begun = db.execute(
+                "UPDATE messages SET state_before = state, state = 'writing' WHERE id = ? AND role = 'assistant' "
+                "AND state != 'writing' AND id = (SELECT leaf FROM chats WHERE id = ?)",
+                (answer, chat),
+            )
+            if not begun.rowcount:
+                raise MoestroError(NO_SEQUEL)
+            [row] = self._db.rows("SELECT text, tokens, sampling FROM messages WHERE id = ?", answer)
+            return Unfinished(str(row["text"]), ids_of(row["tokens"]), settings_of(row["sampling"]))
+
+    def keep_sampling(self, answer: int, sampling: Mapping[str, Any]) -> None:
+        """Note the settings that an answer is begun with."""
+        with self._db.tx() as db:
+            db.execute("UPDATE messages SET sampling = ? WHERE id = ?", (json.dumps(dict(sampling)), answer))
+
     def show(self, chat: int, message: int) -> None:
         """Show a message's branch, down to the newest one under it. Raises MoestroError if there is no such message."""
         with self._db.tx() as db:
@@ -187,18 +173,24 @@ class Chats:
             self.require(chat)
             db.execute("UPDATE chats SET system = ? WHERE id = ?", (system, chat))
 
-    def append(self, answer: int, seq: int, text: str) -> None:
-        """Add a token's text to an answer being written."""
+    def append(self, answer: int, seq: int, text: str, token: int | None = None) -> None:
+        """Add a token's text to an answer being written; `token` = its id."""
         with self._db.tx() as db:
-            db.execute("INSERT INTO pieces VALUES (?, ?, ?)", (answer, seq, text))
+            db.execute("INSERT INTO pieces VALUES (?, ?, ?, ?)", (answer, seq, text, token))
 
     def finish(self, answer: int, state: State, stats: dict[str, Any] | None = None, error: str = "") -> None:
         """Merge the pieces of an answer into its text and set its final state."""
         with self._db.tx() as db:
-            db.execute(
-                "UPDATE messages SET text = ?, state = ?, stats = ?, error = ? WHERE id = ?",
-                (self._written(answer), state, json.dumps(stats) if stats else None, error, answer),
-            )
+            pieces, sql = self._pieces(answer), "SELECT text, tokens, state_before FROM messages WHERE id = ?"
+            for row in self._db.rows(sql, answer):
+                before = ids_of(row["tokens"]) if row["state_before"] is not None else ()
+                tokens = None if before is None else blob_of([*before, *(one["token"] for one in pieces)])
+                text = row["text"] + "".join(one["text"] for one in pieces)
+                db.execute(
+                    "UPDATE messages SET text = ?, tokens = ?, state = ?, stats = ?, error = ?, state_before = NULL, "
+                    "quality = NULL WHERE id = ?",
+                    (text, tokens, state, json.dumps(stats) if stats else None, error, answer),
+                )
             db.execute("DELETE FROM pieces WHERE message = ?", (answer,))
 
     def score(self, answer: int, quality: dict[str, Any]) -> None:
@@ -207,8 +199,13 @@ class Chats:
             db.execute("UPDATE messages SET quality = ? WHERE id = ?", (json.dumps(quality), answer))
 
     def undo(self, answer: int) -> None:
-        """Restore the chat to its state before `begin`: for an answer that failed before its first token."""
+        """Restore the chat to its state before `begin` or `go_on`: for an answer that failed before its first token."""
         with self._db.tx() as db:
+            if db.execute(
+                "UPDATE messages SET state = state_before, state_before = NULL WHERE id = ? AND state_before NOT NULL",
+                (answer,),
+            ).rowcount:
+                return
             chat, question, leaf = db.execute(
                 "SELECT chat, asked, leaf_before FROM messages WHERE id = ?", (answer,)
             ).fetchone()
@@ -265,7 +262,7 @@ class Chats:
                     if row["state"] != "writing"
                     else writing
                     if writing is not None
-                    else self._written(row["id"]),
+                    else row["text"] + "".join(one["text"] for one in self._pieces(row["id"])),
                 }
             )
             for row in found
@@ -283,10 +280,8 @@ class Chats:
                     log.warning("figures of message %s are not shown: %s", row["id"], error)
         return found
 
-    def _written(self, answer: int) -> str:
-        return "".join(
-            row["text"] for row in self._db.rows("SELECT text FROM pieces WHERE message = ? ORDER BY seq", answer)
-        )
+    def _pieces(self, answer: int) -> list[sqlite3.Row]:
+        return self._db.rows("SELECT text, token FROM pieces WHERE message = ? ORDER BY seq", answer)
 
 
 def _title(text: str) -> str:

@@ -36,6 +36,7 @@ LATER_STATS = {  # further fields, which earlier versions did not write
     "queued_ms": NUMBER,
     "unrecorded": WHOLE,
     "cached_tokens": WHOLE,
+    "begun_tokens": WHOLE,
     "opens_reasoning": FLAG,
     "arithmetic": TEXT,
     "distance_kl": FIGURE,

@@ -99,6 +99,13 @@ MIGRATIONS: tuple[str, ...] = (
     DROP INDEX messages_chat;
     CREATE INDEX messages_chat ON messages(chat, parent);
     """,
+    # What an answer that was cut is continued with.
+    """
+    ALTER TABLE pieces ADD COLUMN token INTEGER;       -- its id; NULL: text that was withheld until the end
+    ALTER TABLE messages ADD COLUMN tokens BLOB;       -- of an answer: the ids of its tokens, int32; NULL: unknown
+    ALTER TABLE messages ADD COLUMN sampling TEXT;     -- ... the settings that it was begun with
+    ALTER TABLE messages ADD COLUMN state_before TEXT; -- ... of one that is being continued, to undo that
+    """,
 )
 
 

@@ -197,11 +197,12 @@ class Steps:
     def records(
         self, *, chat: int | None = None, load: int | None = None, answer: int | None = None
     ) -> Iterator[StepRecord]:
-        """The stored passes of a chat, load or answer, in order, as the engine recorded them, without `changes`, and
-        without `rows`: whose a pass is, its columns `chat` and `answer` say."""
-        key, value = next(one for one in (("chat", chat), ("answer", answer), ("load", load)) if one[1] is not None)
+        """The stored passes of a chat, load or answer, or of all that are given, in order, as the engine recorded them,
+        without `changes`, and without `rows`: whose a pass is, its columns `chat` and `answer` say."""
+        given = {name: one for name, one in (("chat", chat), ("answer", answer), ("load", load)) if one is not None}
+        where = " AND ".join(f"{name} = ?" for name in given)
         with self._db.reader() as db:
-            for row in db.execute(f"SELECT * FROM steps WHERE {key} = ? ORDER BY id", (value,)):
+            for row in db.execute(f"SELECT * FROM steps WHERE {where} ORDER BY id", tuple(given.values())):
                 try:
                     yield _record(row)
                 except (ValueError, TypeError) as error:

@@ -49,12 +49,19 @@ class RowPicked(gr.EventData):
     sort: str | None
 
 
+class HubPicked(gr.EventData):
+    """A model of the hub is to be imported: its name there."""
+
+    source: str
+
+
 class MessageAction(gr.EventData):
-    """What the user did to a message (assets/ui/chat/view.js): `id` = the message that is edited or regenerated, the
-    answer to `rewrite`, or one of the branch to `show`; `text` = of an edit, or of a suggestion to `ask`.
+    """What the user did to a message (assets/ui/chat/view.js): `id` = the message that is edited, regenerated or
+    continued, the answer to `rewrite`, or one of the branch to `show`; `text` = of an edit, or of a suggestion to
+    `ask`.
     """
 
-    do: Literal["ask", "edit", "regenerate", "rewrite", "show"]
+    do: Literal["ask", "edit", "regenerate", "continue", "rewrite", "show"]
     id: int | None
     text: str | None
 

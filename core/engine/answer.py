@@ -30,6 +30,8 @@ class AnswerBuilder:
         self._tokenizer, self._sequence, self._submitted_s = tokenizer, sequence, submitted_s
         self._stop, self._logprobs = StopText(stop), logprobs
         self._decoder = DecodeStream(skip_special_tokens=True)
+        for token in sequence.ids[sequence.prompt - sequence.begun_tokens :]:
+            self._decoder.step(tokenizer._tokenizer, token)  # the rest of a character may follow
         self._text = ""
         self._first_s = 0.0
         self.steps: list[StepRecord] = []
@@ -102,6 +104,7 @@ class AnswerBuilder:
         named = {one.name for one in fields(AnswerStats)}
         return AnswerStats(
             prompt_tokens=self._sequence.prompt,
+            begun_tokens=self._sequence.begun_tokens,
             new_tokens=self._sequence.drawn,
             ttft_ms=(self._first_s - self._submitted_s) * 1e3 if self._first_s else 0.0,
             tpot_ms=tpot_ms,

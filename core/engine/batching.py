@@ -143,11 +143,12 @@ class Batching:
         those at work. Raises MoestroError."""
         sampling, factory = request.sampling.drawn(), self._requests
         ids = self._loaded.prompt.encode(request.messages, self._loaded.plan.context)
+        begun = self._loaded.prompt.begun(request.messages, ids)
         longest = max([len(ids) + factory.most(ids, sampling), *[one.sequence.longest for one in running]])
         trial = self._trial
         if limit > 1 and (running or trial.waits) and not trial.allows(longest, cancel.is_set) and running:
             return None
-        draw = factory.draw(ids, sampling)
+        draw = factory.draw(ids, sampling, begun)
         memory: KVCache | None = None
         if request.reuse and self._pool.has_chat_room:
             self._pool.chatting = True
@@ -160,7 +161,7 @@ class Batching:
             start = kept.begin(ids, kept.lossy_key(self._controller.wanted), memory)
         ends, submitted_s = Either(request.cancel, cancel), time.perf_counter()
         active = factory.begin(
-            ids, sampling, draw, start, ends, submitted_s, kept=request.reuse, reading=request.reading
+            ids, sampling, draw, start, ends, submitted_s, begun=begun, kept=request.reuse, reading=request.reading
         )
         return Running(request.key, active)
 

@@ -41,7 +41,7 @@ from core.settings.sampling import Sampling
 from core.system.native import openmp
 from core.system.process_memory import forget_frames, freeze_gc, release_memory, unfreeze_gc
 from core.system.template_worker import RENDERER
-from core.types import Chat, Ids, Piece
+from core.types import Asked, Piece
 
 
 class Engine(EngineFacts):
@@ -128,7 +128,7 @@ class Engine(EngineFacts):
 
     def generate(
         self,
-        messages: Sequence[Mapping[str, Any]] | str | Ids | Chat,
+        messages: Asked,
         sampling: Sampling | None = None,
         cancel: threading.Event | None = None,
         draw: Draw | None = None,
@@ -136,7 +136,8 @@ class Engine(EngineFacts):
         reuse: bool = False,
         reading: Callable[[Piece], None] | None = None,
     ) -> Iterator[Piece]:
-        """Stream an answer to a chat, or the continuation of a text. `draw` replaces the sampler. `reuse`: continue
+        """Stream an answer to a chat, the rest of one that has begun (which is as if it had never been cut), or the
+        continuation of a text. `draw` replaces the sampler. `reuse`: continue
         from what is kept of earlier ones, and keep this one, as the setting `kv_chats` says; without it the prompt is
         read anew, so that no bit of the answer depends on what was asked before. `reading` gets a prefill piece before
         each MoE layer of the prompt, within the pass, and must return at once.
@@ -148,8 +149,11 @@ class Engine(EngineFacts):
         sampling, cancel = (sampling or Sampling()).drawn(), cancel or threading.Event()
         submitted_s = time.perf_counter()
         ids = self.prompt.encode(messages, self.context)
+        begun = self.prompt.begun(messages, ids)
         with self.access.owned("The model is answering another chat. Wait for it, or stop it."):
-            yield from self._generation.answer(ids, sampling, cancel, submitted_s, draw, reuse=reuse, reading=reading)
+            yield from self._generation.answer(
+                ids, sampling, cancel, submitted_s, draw, begun=begun, reuse=reuse, reading=reading
+            )
 
     def generate_many(
         self,

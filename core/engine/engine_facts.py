@@ -13,7 +13,7 @@ from core.metrics.limit import Fewest, SpeedLimit
 from core.policy.throttle import Tried
 from core.profile import Profile
 from core.settings.config import Settings
-from core.types import Chat, Frame, Memory
+from core.types import Begun, Chat, Frame, Memory
 
 MOMENTS = 4  # a second in which frames of a long pass differ
 
@@ -44,11 +44,11 @@ class EngineFacts:
         the model allows is tried before prompts are first answered together."""
         return self.wiring.trial.reason
 
-    def count_tokens(self, messages: Sequence[Mapping[str, Any]] | str | Chat) -> int:
+    def count_tokens(self, messages: Sequence[Mapping[str, Any]] | str | Chat | Begun) -> int:
         """Number of prompt tokens of a chat."""
         return len(self.prompt.tokens(messages))
 
-    def check_length(self, messages: Sequence[Mapping[str, Any]] | str | Chat) -> None:
+    def check_length(self, messages: Sequence[Mapping[str, Any]] | str | Chat | Begun) -> None:
         """Raises ContextError for a text far too long for the context, without tokenising it."""
         self.prompt.check(messages, self.context)
 

@@ -41,20 +41,24 @@ class Generation:
         submitted_s: float,
         draw: Draw | None,
         *,
+        begun: int = 0,
         reuse: bool = False,
         reading: Callable[[Piece], None] | None = None,
     ) -> Iterator[Piece]:
-        """Stream the continuation of a prompt, which leaves room for at least one token; ends all that it began. When
+        """Stream the continuation of a prompt, which leaves room for at least one token; ends all that it began. The
+        last `begun` tokens of the prompt are the answer's own. When
         `cancel` is set, the running pass is aborted before its next MoE layer and discarded. `reuse`:
         continue from a kept KV, and keep this one. `reading` gets the progress within a pass over the prompt, layer by
         layer."""
-        draw = draw or self._requests.draw(ids, sampling)
+        draw = draw or self._requests.draw(ids, sampling, begun)
         start = (
             self._prefix_cache.begin(ids, self._prefix_cache.lossy_key(self._controller.wanted))
             if reuse
             else Start(self._kv.fresh())
         )
-        active = self._requests.begin(ids, sampling, draw, start, cancel, submitted_s, kept=reuse, reading=reading)
+        active = self._requests.begin(
+            ids, sampling, draw, start, cancel, submitted_s, begun=begun, kept=reuse, reading=reading
+        )
         sequence = active.sequence
         try:
             with suppress(Stopped):

@@ -6,18 +6,20 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from functools import cached_property
 from typing import Any
 
+from tokenizers.decoders import DecodeStream
 from transformers import PreTrainedTokenizerBase
 
 from core.engine.length import TextLimit
-from core.errors import ContextError, ModelError
+from core.errors import ContextError, ModelError, PromptError
 from core.hf import chat_template
 from core.hf.text_to_text import start_token
-from core.types import Asked, Chat, Ids
+from core.types import Asked, Begun, Chat, Ids
 
 PROBE: dict[str, Any] = {
     "type": "function",
     "function": {"name": "probe_of_tools", "description": "", "parameters": {}},
 }
+NO_SEQUEL = "This model writes one text for another, and cannot go on with an answer. Regenerate it."
 THINK = "<think>"  # begins the reasoning of models that write theirs into the answer
 QUICK_CHARS = 50_000  # a text up to this length is tokenised whatever the context: that is fast, and the count is exact
 
@@ -76,17 +78,19 @@ class Prompt:
         except ModelError:
             return ""
 
-    def text(self, messages: Sequence[Mapping[str, Any]] | str | Chat) -> str:
-        """The text to tokenise: a chat through the model's template, plain text unchanged. Raises ModelError when the
-        template fails."""
+    def text(self, messages: Sequence[Mapping[str, Any]] | str | Chat, begun: str = "") -> str:
+        """The text to tokenise: a chat through the model's template, plain text unchanged; then what an answer has
+        `begun` with. Raises ModelError when the template fails, PromptError when it cannot be continued."""
         if isinstance(messages, str):
-            return messages
+            return messages + begun
         chat = messages if isinstance(messages, Chat) else Chat(messages)
         if self.start is not None:  # it knows no turns
+            if begun:
+                raise PromptError(NO_SEQUEL)
             return str(next((m["content"] for m in reversed(chat.messages) if m["role"] == "user"), ""))
         if self.tokenizer.chat_template is None:
-            return "\n\n".join(m["content"] for m in chat.messages)
-        return chat_template.prompt_of(self.tokenizer, chat.messages, chat.tools)
+            return "\n\n".join([*(m["content"] for m in chat.messages), *([begun] if begun else [])])
+        return chat_template.prompt_of(self.tokenizer, chat.messages, chat.tools, begun)
 
     def tokens(self, messages: Asked, context: int | None = None) -> list[int]:
         """Token ids of a chat or of a plain text. Raises ContextError, before tokenising, for a text that `context`
@@ -94,20 +98,41 @@ class Prompt:
         after = [] if self.start is None else [self.start]
         if isinstance(messages, Ids):
             return [*messages.ids, *after]
-        text = self.text(messages)
+        asked, begun = (messages.asked, messages.text) if isinstance(messages, Begun) else (messages, "")
+        if isinstance(messages, Begun) and self._wrote(messages):
+            return [*self.tokens(asked, context), *messages.ids]
+        text = self.text(asked, begun)
         if context is not None:
             self._check(text, context)
-        whole = isinstance(messages, str) or self.start is not None  # a chat template writes special tokens itself
+        whole = isinstance(asked, str) or self.start is not None  # a chat template writes special tokens itself
         ids: list[int] = self.tokenizer(text, add_special_tokens=whole, verbose=False).input_ids  # encode refuses
         return [*ids, *after] if ids else []
 
-    def check(self, messages: Sequence[Mapping[str, Any]] | str | Chat, context: int) -> None:
+    def _wrote(self, begun: Begun) -> bool:
+        """Whether the tokens of an answer have its text; with another model's tokenizer they have another."""
+        if self.start is not None or not begun.ids or not 0 <= min(begun.ids) <= max(begun.ids) < len(self.tokenizer):
+            return False
+        decoder = DecodeStream(skip_special_tokens=True)
+        return "".join(decoder.step(self.tokenizer._tokenizer, one) or "" for one in begun.ids) == begun.text
+
+    def begun(self, messages: Asked, ids: Sequence[int]) -> int:
+        """How many of the last tokens of a prompt are the answer's own, which it continues."""
+        if not isinstance(messages, Begun):
+            return 0
+        if self._wrote(messages):
+            return len(messages.ids)
+        before = self.tokens(messages.asked)
+        shared = next((at for at, (one, other) in enumerate(zip(before, ids, strict=False)) if one != other), None)
+        return len(ids) - (min(len(before), len(ids)) if shared is None else shared)
+
+    def check(self, messages: Sequence[Mapping[str, Any]] | str | Chat | Begun, context: int) -> None:
         """Raises ContextError when the number of characters alone shows that the text is too long. Takes almost no time
         otherwise."""
-        said = messages.messages if isinstance(messages, Chat) else messages
+        asked, begun = (messages.asked, messages.text) if isinstance(messages, Begun) else (messages, "")
+        said = asked.messages if isinstance(asked, Chat) else asked
         parts = [said] if isinstance(said, str) else [m["content"] for m in said]
-        if sum(map(len, parts)) > QUICK_CHARS:
-            self._check(self.text(messages), context)
+        if sum(map(len, parts)) + len(begun) > QUICK_CHARS:
+            self._check(self.text(asked, begun), context)
 
     def _check(self, text: str, context: int) -> None:
         if len(text) > QUICK_CHARS:

@@ -50,10 +50,11 @@ class RequestFactory:
         """The tokens that an answer to a prompt may have."""
         return min(sampling.max_new_tokens, self._loaded.plan.context - len(ids))
 
-    def draw(self, ids: list[int], sampling: Sampling) -> Draw:
-        """The sampler for an answer to a prompt. Raises PromptError for a form that cannot be kept to."""
+    def draw(self, ids: list[int], sampling: Sampling, begun: int = 0) -> Draw:
+        """The sampler for an answer to a prompt, whose last `begun` tokens are the answer's own. Raises PromptError for
+        a form that cannot be kept to."""
         constraint = self._constraints.of(sampling, len(ids)) if sampling.schema or sampling.grammar else None
-        return Sampler(sampling, self._loaded.device, len(ids), constraint)
+        return Sampler(sampling, self._loaded.device, len(ids) - begun, constraint, begun)
 
     def begin(
         self,
@@ -64,11 +65,12 @@ class RequestFactory:
         cancel: Cancel,
         submitted_s: float,
         *,
+        begun: int = 0,
         kept: bool = False,
         reading: Callable[[Piece], None] | None = None,
     ) -> ActiveRequest:
-        """An answer to a prompt, which leaves room for at least one token, that goes on from `start`. `kept`: its KV
-        outlives it; `reading` as in Sequence."""
+        """An answer to a prompt, which leaves room for at least one token, that goes on from `start`. `begun` as in
+        `draw`. `kept`: its KV outlives it; `reading` as in Sequence."""
         tokenizer, most = self._loaded.prompt.tokenizer, self.most(ids, sampling)
         logprobs = None if sampling.logprobs is None else Logprobs(draw, tokenizer, sampling.logprobs)
         sequence = Sequence(
@@ -78,6 +80,7 @@ class RequestFactory:
             logprobs or draw,
             Stop(self._loaded.prompt.ends, most, sampling.max_new_tokens > most, cancel),
             self._meter.begin(),
+            begun_tokens=begun,
             kept=kept,
             reading=reading,
         )

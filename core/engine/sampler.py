@@ -41,13 +41,19 @@ class PresenceFrequencyPenalty:
 
 class Sampler:
     """Call with the ids so far and the last position's logits [1, V]; returns the next token's id. `prompt`: how many
-    of the ids were given, and not drawn. `constraint` rules out tokens, before anything else."""
+    of the ids were given, and not drawn. `constraint` rules out tokens, before anything else. `drawn`: tokens of the
+    answer that were drawn earlier; the generator is where it was after them."""
 
     def __init__(
-        self, sampling: Sampling, device: torch.device, prompt: int = 0, constraint: Rule | None = None
+        self,
+        sampling: Sampling,
+        device: torch.device,
+        prompt: int = 0,
+        constraint: Rule | None = None,
+        drawn: int = 0,
     ) -> None:
         self._greedy = sampling.temperature == 0
-        self._generator = torch.Generator(device).manual_seed(sampling.seed)
+        self._generator, self._drawn = torch.Generator(device).manual_seed(sampling.seed), drawn
         self._constraint, self._processors = constraint, LogitsProcessorList()
         if sampling.repetition_penalty != 1:
             self._processors.append(RepetitionPenaltyLogitsProcessor(sampling.repetition_penalty))
@@ -72,7 +78,11 @@ class Sampler:
             scores = self._processors(to_device([list(ids)], logits.device), scores.float())
         if self._greedy:
             return int(scores.argmax(-1))
-        return drawn(scores.softmax(-1), self._generator)
+        probs = scores.softmax(-1)
+        for _ in range(self._drawn):  # a draw takes as many random numbers, whatever the probabilities
+            drawn(probs, self._generator)
+        self._drawn = 0
+        return drawn(probs, self._generator)
 
 
 def drawn(probs: torch.Tensor, generator: torch.Generator) -> int:

@@ -53,6 +53,7 @@ class Sequence:
     kv: SequenceKV = field(init=False)
     ended: bool = field(init=False, default=False)  # an end token was drawn
     stopped: bool = field(init=False, default=False)  # a text was written before which it is to end
+    begun_tokens: int = 0  # of `ids` that were given: the last ones, with which the answer had begun
     kept: bool = False  # its KV is to be kept after the answer
     draft: list[int] = field(init=False, default_factory=list)
     """Guessed tokens that the next pass verifies: it computes them after the last of `ids`."""

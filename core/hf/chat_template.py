@@ -14,6 +14,7 @@ from core.system.template_worker import RENDERER, encode
 from core.system.wording import MOST, one_line, reason
 
 ADVICE = "Download the model's tokenizer files again, or remove its chat template to chat without one."
+UNKEPT = "The model's chat template does not keep the beginning of an answer, so this one cannot be continued."
 WORDS = {"damaged": "is damaged {}", "forbidden": "asks for what no template may have", "failed": "fails: {}"}
 
 
@@ -69,18 +70,31 @@ def _text(reply: bytes) -> str:
 
 
 def prompt_of(
-    tokenizer: PreTrainedTokenizerBase, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] = ()
+    tokenizer: PreTrainedTokenizerBase,
+    messages: Sequence[Mapping[str, Any]],
+    tools: Sequence[Mapping[str, Any]] = (),
+    begun: str = "",
 ) -> str:
-    """The prompt text of a chat, ready for an answer; `tools` = those that the model is offered. A chat that the
-    template rejects because of where system messages stand is put in another form. Raises as `render` does,
-    and PromptError with the template's message when it rejects the chat in every form."""
+    """The prompt text of a chat, ready for an answer, or ending with one that has `begun`; `tools` = those that the
+    model is offered. A chat that the template rejects because of where system messages stand is put in another form.
+    Raises as `render` does, and PromptError with the template's message when it rejects the chat in every form, or
+    does not keep what has begun."""
     offered: dict[str, Any] = {"tools": [dict(one) for one in tools]} if tools else {}
+    if begun:
+        messages = [*messages, {"role": "assistant", "content": begun}]
+    ending = "continue_final_message" if begun else "add_generation_prompt"
     rejected: Rejected | None = None
     for form in forms(messages):
         try:
-            return render(tokenizer, form, add_generation_prompt=True, **offered)
+            text = render(tokenizer, form, **{ending: True}, **offered)
+            ended = begun.rstrip()  # templates trim messages
+            return text + begun[len(ended) :] if begun and text.endswith(ended) else text
         except Rejected as error:
             rejected = rejected or error
+        except PromptError as error:
+            if begun and "continue_final_message" in str(error):  # as transformers says it
+                raise PromptError(UNKEPT) from None
+            raise
     assert rejected is not None
     raise PromptError(
         f"The model's chat template does not take this chat: {rejected}. Start a new chat, or change its messages."

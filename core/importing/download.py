@@ -5,12 +5,14 @@ model, so files with a known sha256 are streamed here into the cache's `blobs/<s
 finds them.
 """
 
+import errno
 import hashlib
 import os
 import shutil
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -23,6 +25,7 @@ TRIES = 5  # consecutive attempts without any bytes
 PAUSE = 1.0  # seconds before the next attempt, times their number
 TIMEOUT = 60.0  # seconds without a byte
 MARGIN = 256 << 20  # disk space left free
+FULL = (errno.ENOSPC, errno.EDQUOT)  # of an OSError
 
 Progress = Callable[[str, float, int, int], None]
 
@@ -39,6 +42,14 @@ class Remote(NamedTuple):
     sha256: str
 
 
+class Hit(NamedTuple):
+    """A model that a search found. `gated`: its files are for those who have accepted its terms."""
+
+    repo: str
+    downloads: int
+    gated: bool
+
+
 def endpoint() -> str:
     """The hub's address: HF_ENDPOINT, or the default."""
     from huggingface_hub import constants
@@ -53,15 +64,52 @@ def cache_folder(repo: str) -> Path:
     return Path(constants.HF_HUB_CACHE) / f"models--{repo.replace('/', '--')}"
 
 
+def find_models(text: str, most: int) -> list[Hit]:
+    """The models whose names have a text, most downloaded first. Raises Unreachable."""
+    from huggingface_hub import HfApi
+
+    with _hub(text):
+        found = HfApi(endpoint()).list_models(search=text, sort="downloads", limit=most, expand=["downloads", "gated"])
+        return [Hit(one.id, int(one.downloads or 0), bool(one.gated)) for one in found]
+
+
+def read_head(repo: str, revision: str, name: str, most: int) -> bytes:
+    """The first bytes of a file on the hub, at most so many. Raises ModelError, Unreachable."""
+    from huggingface_hub import hf_hub_url, utils
+
+    hub: Any = utils
+    headers = {**hub.build_hf_headers(), "Range": f"bytes=0-{most - 1}", "Accept-Encoding": "identity"}
+    url, head = hf_hub_url(repo, name, revision=revision, endpoint=endpoint()), bytearray()
+    with _hub(repo), hub.get_session().stream("GET", url, headers=headers, follow_redirects=True) as response:
+        hub.hf_raise_for_status(response)
+        for chunk in response.iter_bytes(most):
+            head += chunk
+            if len(head) >= most:
+                break
+    return bytes(head[:most])
+
+
 def list_files(repo: str, revision: str) -> list[Remote]:
     """Every file of a repository. Raises ModelError when the model does not exist, Unreachable."""
-    from huggingface_hub import HfApi, constants
+    from huggingface_hub import HfApi
+
+    with _hub(repo, revision):
+        found = HfApi(endpoint()).model_info(repo, revision=revision, files_metadata=True).siblings or []
+    return [Remote(f.rfilename, int(f.size or 0), str(f.lfs.sha256) if f.lfs else "") for f in found]
+
+
+@contextmanager
+def _hub(repo: str, revision: str = "main") -> Iterator[None]:
+    """Requests about a repository: what the hub says against them becomes a ModelError, other failures Unreachable."""
+    from huggingface_hub import constants
     from huggingface_hub.errors import GatedRepoError, RepositoryNotFoundError, RevisionNotFoundError
 
     if constants.HF_HUB_OFFLINE:
         raise Unreachable("This machine is set to work offline (HF_HUB_OFFLINE).")
     try:
-        found = HfApi(endpoint()).model_info(repo, revision=revision, files_metadata=True).siblings or []
+        yield
+    except (Cancelled, ModelError, Unreachable):
+        raise
     except GatedRepoError:
         raise ModelError(
             f"{repo} is a gated model. Accept its terms at {endpoint()}/{repo}, run `hf auth login`, and try again."
@@ -74,8 +122,12 @@ def list_files(repo: str, revision: str) -> list[Remote]:
     except RevisionNotFoundError:
         raise ModelError(f"{repo} has no version {revision!r}. Leave it out, or check it.") from None
     except Exception as error:  # depends on the network library of this huggingface_hub
+        if isinstance(error, OSError) and error.errno in FULL:
+            raise ModelError(
+                f"The disk of the Hugging Face cache ({cache_folder(repo).parent}) is full. What has arrived is kept: "
+                "make room, and start again."
+            ) from error
         raise Unreachable(f"The hub at {endpoint()} cannot be reached ({_brief(error)}).") from error
-    return [Remote(f.rfilename, int(f.size or 0), str(f.lfs.sha256) if f.lfs else "") for f in found]
 
 
 def download(
@@ -100,16 +152,12 @@ def download(
             progress(f"Downloading {file.name}", min(1.0, (before + size) / max(total, 1)), before + size, total)
 
         arrived(0)
-        try:
+        with _hub(repo, revision):
             if file.sha256 and not (blobs / file.sha256).exists():
                 _stream(repo, revision, file, blobs, arrived)
             path = Path(
                 hf_hub_download(repo, file.name, revision=revision, endpoint=endpoint(), cache_dir=blobs.parents[1])
             )
-        except (Cancelled, ModelError, Unreachable):
-            raise
-        except Exception as error:  # depends on the network library of this huggingface_hub
-            raise Unreachable(f"{file.name} did not arrive ({_brief(error)}).") from error
         if file.sha256 and not path.is_symlink():  # no symlinks on this file system: it was copied
             (blobs / file.sha256).unlink(missing_ok=True)
         done += file.bytes

@@ -89,13 +89,19 @@ def choose(model: HubModel, names: Iterable[str]) -> list[str]:
     return [n for n in names if "/" not in n and any(fnmatch(n, pattern) for pattern in SHELL)] + weights
 
 
-def _choose_gguf(model: HubModel, names: list[str]) -> list[str]:
-    """All parts of one GGUF model."""
+def gguf_sets(names: Iterable[str]) -> dict[str, list[str]]:
+    """The GGUF models among files: the name of each as if it were one file -> its parts."""
     sets: dict[str, list[str]] = {}
     for name in names:
         if name.endswith(".gguf") and "mmproj" not in name.lower():
             part = part_of(name)
             sets.setdefault(f"{part.stem}.gguf" if part else name, []).append(name)
+    return sets
+
+
+def _choose_gguf(model: HubModel, names: list[str]) -> list[str]:
+    """All parts of one GGUF model."""
+    sets = gguf_sets(names)
     if not sets:
         if any(name.endswith(PICKLES) for name in names):
             raise ModelError(

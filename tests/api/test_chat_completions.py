@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from app.server.v1.fields import say_once
+from core.types import Begun
 from tests.api.conftest import Refusing, Start, events
 from tests.logged import Logged
 
@@ -187,6 +188,31 @@ def test_a_stream_ends_with_its_usage_where_that_was_asked_for(start: Start) -> 
     assert all(one["usage"] is None for _, one in told[:-2])
     assert told[-3][1]["choices"][0]["finish_reason"] == "stop"
     assert "usage" not in events(client.post(COMPLETE, json=ask(stream=True)).text)[-2][1]
+
+
+def test_a_last_message_of_the_model_is_continued(start: Start) -> None:
+    """Unless the request asks for an answer to it, or it has no text."""
+    client, _, engine = start("on it goes.", opens_reasoning=True)
+    hello, yes = {"role": "user", "content": "hello"}, {"role": "assistant", "content": "Yes, and"}
+    for more in ({}, {"continue_final_message": True, "add_generation_prompt": False}):
+        told = client.post(COMPLETE, json=ask(messages=[hello, yes], **more)).json()
+        assert told["choices"][0]["message"] == {"role": "assistant", "content": "on it goes."}
+        assert engine.asked[-1][0] == Begun([hello], "Yes, and")
+    client.post(COMPLETE, json=ask(messages=[hello, yes], stream=True))
+    assert engine.asked[-1][0] == Begun([hello], "Yes, and")
+    client.post("/v1/messages", json={"messages": [hello, yes], "max_tokens": 9, "system": "Be brief."})
+    system = {"role": "system", "content": "Be brief."}
+    assert engine.asked[-1][0] == Begun([system, hello], "Yes, and")
+    client.post("/v1/responses", json={"input": [hello, yes]})
+    assert engine.asked[-1][0] == Begun([hello], "Yes, and")
+    for more in ({"continue_final_message": False}, {"add_generation_prompt": True}):
+        assert client.post(COMPLETE, json=ask(messages=[hello, yes], **more)).status_code == 200
+        assert engine.asked[-1][0] == [hello, yes]
+    for messages in ([hello], [hello, {**yes, "content": " "}]):
+        reply = client.post(COMPLETE, json=ask(messages=messages, continue_final_message=True))
+        assert (reply.status_code, "continue_final_message" in reply.text) == (400, True)
+    both = ask(messages=[hello, yes], continue_final_message=True, add_generation_prompt=True)
+    assert client.post(COMPLETE, json=both).status_code == 400
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,7 @@ from tests.api.conftest import Refusing, Start, events
 THOUGHT = "<think>Why not.</think>"
 CALL = '<tool_call>{"name": "look", "arguments": {"at": "it"}}</tool_call>'
 SCHEMA = {"type": "object", "properties": {"at": {"type": "string"}}}
+NESTED = {"type": "json_schema", "schema": SCHEMA}
 OFFERED = {"type": "function", "function": {"name": "look", "description": "Looks.", "parameters": SCHEMA}}
 
 
@@ -201,7 +202,7 @@ REFUSED: dict[str, tuple[dict[str, Any], list[tuple[dict[str, Any], str]]]] = { 
     "messages": (
         MESSAGE,
         [
-            ({"messages": [{"role": "assistant", "content": "I"}]}, "messages"),
+            ({"messages": [{"role": "assistant", "content": "I"}], "output_format": NESTED}, "messages"),
             ({"messages": [{"role": "user", "content": [{"type": "image", "source": {}}]}]}, "messages.0.content.0"),
             ({"messages": [{"role": "robot", "content": "x"}]}, "messages.0.role"),
             ({"mcp_servers": [{"url": "x"}]}, "mcp_servers"),

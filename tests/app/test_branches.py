@@ -107,6 +107,19 @@ class Tree(RuleBasedStateMachine):
         given = [m.id for m in self.store.chats.messages(self.chat) if m.role == "assistant"]
         self._act(None, data.draw(st.sampled_from(given)), fails)
 
+    @rule(fails=st.booleans())
+    def go_on(self, fails: bool) -> None:
+        before = self.store.chats.messages(self.chat)
+        begun = self.store.chats.go_on(self.chat, self.shown[-1])
+        assert begun.text == before[-1].text
+        if fails:
+            self.store.chats.undo(self.shown[-1])
+            assert self.store.chats.messages(self.chat) == before
+            return
+        self.store.chats.append(self.shown[-1], 0, "+")
+        self.store.chats.finish(self.shown[-1], "done")
+        self.words[self.shown[-1]] += "+"
+
     @rule(data=st.data())
     def show(self, data: st.DataObject) -> None:
         wanted = data.draw(st.sampled_from(sorted(self.parents)))

@@ -2,7 +2,7 @@
 
 import os
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from pathlib import Path
 
@@ -13,7 +13,7 @@ from core.capacity import plan
 from core.engine import Engine
 from core.engine.sampler import Draw, Sampler
 from core.settings.sampling import Sampling
-from core.types import Ids, Piece
+from core.types import Asked, Begun, Chat, Ids, Piece
 from tests.browser.lengths import ENDLESS, with_length
 
 PACE_S, LATER_S = 0.02, 1.0
@@ -25,7 +25,7 @@ class PacedEngine(Engine):
 
     def generate(
         self,
-        messages: Sequence[Mapping[str, str]] | str | Ids,
+        messages: Asked,
         sampling: Sampling | None = None,
         cancel: threading.Event | None = None,
         draw: Draw | None = None,
@@ -34,8 +34,9 @@ class PacedEngine(Engine):
         reading: Callable[[Piece], None] | None = None,
     ) -> Iterator[Piece]:
         sampling, cancel, n = sampling or Sampling(), cancel or threading.Event(), 0
-        if not isinstance(messages, Ids):
-            sampling = with_length(messages, sampling)
+        asked = messages.asked if isinstance(messages, Begun) else messages
+        if not isinstance(asked, Ids | Chat):
+            sampling = with_length(asked, sampling)
         pieces = super().generate(
             messages, sampling, cancel, draw or self._endless(sampling), reuse=reuse, reading=reading
         )

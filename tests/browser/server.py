@@ -21,7 +21,7 @@ from core.errors import MoestroError, NotImported
 from core.profile import Profile
 from core.settings.loading import LoadSpec
 from core.system import tasks, worker_process
-from core.types import Fit, Piece
+from core.types import Begun, Fit, Piece
 from tests.browser.lengths import ENDLESS, said, with_length
 from tests.fake_evaluation import fake_compare, fake_evaluate
 from tests.fake_models import fake_estimate, fake_import, is_pack
@@ -53,6 +53,9 @@ class SlowEngine(FakeEngine):
         return engine
 
     def generate(self, messages: Any, sampling: Any, cancel: Any = None, **how: Any) -> Iterator[Piece]:
+        if isinstance(messages, Begun):
+            yield from super().generate(messages, with_length(messages.asked, sampling), cancel)
+            return
         text = said(messages)
         sampling = with_length(messages, sampling) if text is None else replace(sampling, max_new_tokens=len(text))
         for piece in super().generate(messages, sampling, cancel):

@@ -1,23 +1,32 @@
-"""A hub on this machine: enough of its HTTP interface for huggingface_hub to list and fetch a model."""
+"""A hub on this machine: enough of its HTTP interface for huggingface_hub to find, list and fetch models."""
 
 import hashlib
 import json
 import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any, ClassVar
-from urllib.parse import unquote
+from urllib.parse import parse_qs, unquote, urlsplit
+
+import huggingface_hub
+import pytest
+
+from core.importing import download
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 LARGE = 50_000  # bytes from which a file is kept as large files are: known by its sha256
 
 
 class FakeHub:
-    """Serves one directory as `repo`. `cut` = break every connection after so many bytes of a large file; `down` =
-    answer 503; `spoil` = what large files are filled with instead; `asked` = what was fetched: (file, first byte)."""
+    """Serves directories as `repos`: one, and those of `others`. `cut` = break every connection after so many bytes of
+    a large file; `down` = answer 503; `gated` = the repositories whose files are refused; `spoil` = what large files
+    are filled with instead; `asked` = what was fetched: (file, first byte)."""
 
-    def __init__(self, directory: Path, repo: str) -> None:
-        self.directory, self.repo = directory, repo
+    def __init__(self, directory: Path, repo: str, others: Mapping[str, Path] | None = None) -> None:
+        self.repos = {repo: directory, **(others or {})}
+        self.gated: set[str] = set()
         self.cut: int | None = None
         self.down = False
         self.spoil = b""
@@ -30,12 +39,12 @@ class FakeHub:
     def address(self) -> str:
         return f"http://127.0.0.1:{self._server.server_address[1]}"
 
-    def listing(self) -> list[dict[str, Any]]:
-        found = []
-        for file in sorted(p for p in self.directory.rglob("*") if p.is_file()):
+    def listing(self, repo: str) -> list[dict[str, Any]]:
+        found, directory = [], self.repos[repo]
+        for file in sorted(p for p in directory.rglob("*") if p.is_file()):
             raw = file.read_bytes()
             entry: dict[str, Any] = {
-                "rfilename": file.relative_to(self.directory).as_posix(),
+                "rfilename": file.relative_to(directory).as_posix(),
                 "size": len(raw),
                 "blobId": hashlib.sha1(raw).hexdigest(),
             }
@@ -47,6 +56,24 @@ class FakeHub:
     def close(self) -> None:
         self._server.shutdown()
         self._server.server_close()
+
+
+@contextmanager
+def in_use(server: FakeHub, cache: Path) -> Iterator[FakeHub]:
+    """Inside, huggingface_hub has it for the hub, with this cache."""
+    constants = huggingface_hub.constants
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(constants, "ENDPOINT", server.address)
+        template = server.address + "/{repo_id}/resolve/{revision}/{filename}"
+        patch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", template)
+        patch.setattr(constants, "HF_HUB_CACHE", str(cache))
+        patch.setattr(constants, "HF_HUB_OFFLINE", False)
+        patch.setattr(download, "PAUSE", 0.0)
+        patch.setattr(download, "CHUNK", 16_384)
+        huggingface_hub.close_session()
+        yield server
+        server.close()
+        huggingface_hub.close_session()
 
 
 class Handler(BaseHTTPRequestHandler):
@@ -63,20 +90,29 @@ class Handler(BaseHTTPRequestHandler):
         pass
 
     def answer(self, head: bool) -> None:
-        hub, path = self.hub, unquote(self.path.partition("?")[0])
+        hub, url = self.hub, urlsplit(self.path)
+        path = unquote(url.path)
         if hub.down:
             return self.send(503, b"", {})
-        if path in (f"/api/models/{hub.repo}", f"/api/models/{hub.repo}/revision/main"):
-            body = json.dumps({"id": hub.repo, "sha": COMMIT, "siblings": hub.listing()}).encode()
-            return self.send(200, body, {"Content-Type": "application/json"})
-        for revision in ("main", COMMIT):
-            if path.startswith(prefix := f"/{hub.repo}/resolve/{revision}/"):
-                return self.file(path.removeprefix(prefix), head)
+        if path == "/api/models":
+            text = parse_qs(url.query)["search"][0].lower()
+            named = [one for one in hub.repos if text in one.lower()]
+            return self.json([{"id": one, "downloads": 1234, "gated": one in hub.gated} for one in named])
+        for repo, directory in hub.repos.items():
+            if path in (f"/api/models/{repo}", f"/api/models/{repo}/revision/main"):
+                return self.json({"id": repo, "sha": COMMIT, "siblings": hub.listing(repo)})
+            for revision in ("main", COMMIT):
+                if path.startswith(prefix := f"/{repo}/resolve/{revision}/"):
+                    if repo in hub.gated:
+                        return self.send(403, b"", {"X-Error-Code": "GatedRepo", "X-Error-Message": "ask first"})
+                    return self.file(directory / path.removeprefix(prefix), path.removeprefix(prefix), head)
         return self.send(404, b"", {"X-Error-Code": "RepoNotFound", "X-Error-Message": "none"})
 
-    def file(self, name: str, head: bool) -> None:
-        hub = self.hub
-        raw = (hub.directory / name).read_bytes()
+    def json(self, value: object) -> None:
+        self.send(200, json.dumps(value).encode(), {"Content-Type": "application/json"})
+
+    def file(self, path: Path, name: str, head: bool) -> None:
+        hub, raw = self.hub, path.read_bytes()
         sha = hashlib.sha256(raw).hexdigest() if len(raw) >= LARGE else hashlib.sha1(raw).hexdigest()
         headers = {
             "ETag": f'"{sha}"',
@@ -87,15 +123,16 @@ class Handler(BaseHTTPRequestHandler):
         }
         if head:
             return self.send(200, b"", headers | {"Content-Length": str(len(raw))})
-        first = int((self.headers.get("Range") or "bytes=0-").removeprefix("bytes=").rstrip("-"))
+        start, _, last = (self.headers.get("Range") or "bytes=0-").removeprefix("bytes=").partition("-")
+        first, end = int(start), min(int(last or len(raw)) + 1, len(raw))
         hub.asked.append((name, first))
         if hub.spoil and len(raw) >= LARGE:
             raw = hub.spoil * (len(raw) // len(hub.spoil) + 1)
-            raw = raw[: (hub.directory / name).stat().st_size]
-        body = raw[first:]
+            raw = raw[: path.stat().st_size]
+        body = raw[first:end]
         headers["Content-Length"] = str(len(body))
         if "Range" in self.headers:
-            headers["Content-Range"] = f"bytes {first}-{len(raw) - 1}/{len(raw)}"
+            headers["Content-Range"] = f"bytes {first}-{end - 1}/{len(raw)}"
         if hub.cut is not None and len(raw) >= LARGE and len(body) > hub.cut:
             self.send(206 if "Range" in self.headers else 200, body[: hub.cut], headers)
             self.close_connection = True

@@ -17,7 +17,7 @@ from core.importing import download, import_model, missing
 from core.importing.hub import HubModel, cached, choose, parse
 from core.memory.store import Cancelled
 from tests.checkpoints import make_checkpoint
-from tests.pack.fake_hub import LARGE, FakeHub
+from tests.pack.fake_hub import LARGE, FakeHub, in_use
 from tests.pack.packs import same
 from tests.tiny_tokenizer import save_tokenizer
 
@@ -38,22 +38,10 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def hub(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeHub]:
+def hub(model: Path, tmp_path: Path) -> Iterator[FakeHub]:
     """The model on a hub of its own, and an empty cache."""
-    server = FakeHub(model, REPO)
-    constants = huggingface_hub.constants
-    monkeypatch.setattr(constants, "ENDPOINT", server.address)
-    monkeypatch.setattr(
-        constants, "HUGGINGFACE_CO_URL_TEMPLATE", server.address + "/{repo_id}/resolve/{revision}/{filename}"
-    )
-    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
-    monkeypatch.setattr(download, "PAUSE", 0.0)
-    monkeypatch.setattr(download, "CHUNK", 16_384)
-    huggingface_hub.close_session()
-    yield server
-    server.close()
-    huggingface_hub.close_session()
+    with in_use(FakeHub(model, REPO), tmp_path / "cache") as server:
+        yield server
 
 
 def test_what_names_a_model() -> None:

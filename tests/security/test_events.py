@@ -30,6 +30,7 @@ EVENT_DATA = {
     "do": "edit",
     "id": 1,
     "text": "x",
+    "source": "models/nowhere",
 }
 PREDICT = "/gradio_api/run/predict"
 MALFORMED: dict[str, Callable[[Body], Any]] = {
@@ -151,7 +152,7 @@ def test_event_data_is_needed_where_a_handler_takes_it(
     client: TestClient, events: Events, quiet: Callable[[], bool]
 ) -> None:
     taking = {one["id"] for one in config(client)["dependencies"] if one["collects_event_data"]}
-    assert len(taking) == 16
+    assert len(taking) == 17
     for body in sent(client):
         if body["fn_index"] in taking:
             for data in (None, [EVENT_DATA], "\0", {"stamp": 1, "dark": 1, "entry": 1, "do": 1}, {"sort": ["name"]}):

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from pydantic import ValidationError
 
 from app.server.errors import TOO_LONG, ApiError, field_error
-from app.server.v1.chat import ChatBody, ChatForm
+from app.server.v1.chat import ChatBody, ChatForm, asked_of
 from app.server.v1.completion import CompletionBody, CompletionForm
 from app.server.v1.contents import chat_of
 from app.server.v1.fields import with_schema
@@ -23,7 +23,7 @@ from core.engine.batch_request import BatchRequest
 from core.errors import MoestroError
 from core.policy.batching import Scheduler
 from core.settings.sampling import Sampling
-from core.types import StepRecord, TokenLogprob
+from core.types import Begun, StepRecord, TokenLogprob
 
 if TYPE_CHECKING:
     from core.engine import Engine
@@ -37,6 +37,7 @@ class Pending:
 
     line: Line
     logprobs: bool
+    begun: bool = False  # it continues an answer
     answer: Answer = field(default_factory=lambda: Answer(None, None))
     tokens: list[TokenLogprob] = field(default_factory=list)
 
@@ -117,7 +118,9 @@ class ByEngine:
         if not messages or not any(str(one["content"]).strip() for one in messages):
             raise ApiError("The message is empty. Write something to answer.", "messages")
         sampling = with_schema(sampling, "response_format", body.response_format)
-        return Pending(line, bool(body.logprobs)), BatchRequest(line.number, messages, sampling)
+        asked: Any = asked_of(messages, (), sampling if body.goes_on else None)
+        pending = Pending(line, bool(body.logprobs), isinstance(asked, Begun))
+        return pending, BatchRequest(line.number, asked, sampling)
 
     def _record(self, one: Pending) -> dict[str, Any]:
         model, line = self._model, one.line
@@ -126,7 +129,7 @@ class ByEngine:
             parts = Parts()
             found = result(one.answer, [*parts.feed(one.answer.text), *parts.end()], self._engine.count_tokens)
             return answered(line, CompletionForm(model, one.logprobs, False).whole(found))
-        parts = Parts(opened=self._engine.opens_reasoning)
+        parts = Parts(opened=self._engine.opens_reasoning and not one.begun)
         found = result(one.answer, [*parts.feed(one.answer.text), *parts.end()], self._engine.count_tokens)
         return answered(line, ChatForm(model, one.logprobs, False).whole(found))
 

@@ -2,7 +2,7 @@
 
 import time
 import uuid
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -16,8 +16,9 @@ from app.server.v1.reply import Form, Reply, data
 from app.server.v1.result import Result, Usage
 from app.server.v1.tools import Offer, offered, with_tools
 from app.services.host import Host
+from app.services.loading import AnyPrompt
 from core.settings.sampling import Sampling
-from core.types import Chat, TokenLogprob
+from core.types import Begun, Chat, TokenLogprob
 
 MOST_MESSAGES = 4096
 MOST_LOGPROBS = 20
@@ -64,6 +65,17 @@ class ChatBody(OpenAIBody):
     tools: list[dict[str, Any]] | None = None
     tool_choice: Any = None
     parallel_tool_calls: bool | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+
+    @property
+    def goes_on(self) -> bool:
+        """Whether a last message of the assistant is continued, and not answered. Raises ApiError."""
+        if self.continue_final_message and self.add_generation_prompt:
+            raise ApiError(
+                "add_generation_prompt: a message that is continued is not answered.", "add_generation_prompt"
+            )
+        return not self.add_generation_prompt if self.continue_final_message is None else self.continue_final_message
 
     @property
     def limit(self) -> int | None:
@@ -87,16 +99,47 @@ def reply(host: Host, body: ChatBody) -> Reply:
     sampling = with_schema(sampling, "response_format", body.response_format)
     sampling = with_tools(sampling, offer, body.limit, body.parallel_tool_calls)
     form = ChatForm(host.models.model_id, sampling.logprobs is not None, body.usage)
-    return chat_reply(host, messages, offer, sampling, form, stream=bool(body.stream))
+    if body.continue_final_message and begun_of(messages) is None:
+        raise ApiError(
+            "continue_final_message: the last message is a text of the assistant, without calls.", "messages"
+        )
+    return chat_reply(host, messages, offer, sampling, form, stream=bool(body.stream), goes_on=body.goes_on)
+
+
+def begun_of(messages: Sequence[Mapping[str, Any]]) -> str | None:
+    """The text of the last message if that is an answer, which is then continued; else None."""
+    last = messages[-1] if messages else {}
+    text = str(last.get("content") or "") if last.get("role") == "assistant" and not last.get("tool_calls") else ""
+    return text if text.strip() else None
+
+
+def asked_of(
+    messages: list[dict[str, Any]], tools: Sequence[Mapping[str, Any]], continued: Sampling | None
+) -> AnyPrompt:
+    """What the model is asked: to answer a chat or, where the last message is its own, to continue that with the
+    settings `continued`. Raises ApiError for settings that keep an answer to a form from its first token."""
+    begun = begun_of(messages) if continued is not None else None
+    if continued is None or begun is None:
+        return Chat(messages, tools) if tools else messages
+    if continued.schema or continued.grammar:
+        raise ApiError("messages: an answer that has begun cannot be kept to a form. End with the user's.", "messages")
+    return Begun(Chat(messages[:-1], tools) if tools else messages[:-1], begun)
 
 
 def chat_reply(
-    host: Host, messages: list[dict[str, Any]], offer: Offer, sampling: Sampling, form: Form, *, stream: bool
+    host: Host,
+    messages: list[dict[str, Any]],
+    offer: Offer,
+    sampling: Sampling,
+    form: Form,
+    *,
+    stream: bool,
+    goes_on: bool = True,
 ) -> Reply:
     """Queue a chat's answer; its reasoning, content and calls are found in the text. Raises MoestroError."""
-    answer = host.chats.complete(Chat(messages, offer.tools) if offer.tools else messages, sampling)
-    loaded = host.models.loaded
-    opened = loaded is not None and loaded.engine.opens_reasoning
+    asked, loaded = asked_of(messages, offer.tools, sampling if goes_on else None), host.models.loaded
+    answer = host.chats.complete(asked, sampling)
+    opened = not isinstance(asked, Begun) and loaded is not None and loaded.engine.opens_reasoning
     return Reply(host, answer, form, Parts(opened=opened, tools=schemas(offer.tools)), stream)
 
 

@@ -49,7 +49,6 @@ REFUSED: Mapping[str, tuple[str, Sequence[Any]]] = {
     "ignore_eos": ("an answer ends where the model ends it", ()),
     "use_beam_search": ("tokens are drawn one at a time", ()),
     "prompt_logprobs": ("log probabilities are those of the answer's tokens", ()),
-    "continue_final_message": ("an answer cannot continue a message", ()),
 }
 """Fields of the OpenAI API and of servers like it: why they cannot be honoured, and with which values they need not."""
 

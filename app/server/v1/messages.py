@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 from pydantic import BaseModel, ConfigDict, Field
 
 from app.server.errors import ApiError
-from app.server.v1.chat import MOST_MESSAGES, chat_reply
+from app.server.v1.chat import MOST_MESSAGES, asked_of, chat_reply
 from app.server.v1.contents import called, part_text, text_of
 from app.server.v1.fields import REFUSED, Body, longest, with_schema, with_stop
 from app.server.v1.parts import Call, Part
@@ -16,7 +16,7 @@ from app.server.v1.result import Result, Usage
 from app.server.v1.tools import Offer, offered, with_tools
 from app.services.host import Host
 from core.settings.sampling import Sampling
-from core.types import Chat, TokenLogprob
+from core.types import TokenLogprob
 
 LEFT_OUT = ("thinking", "redacted_thinking")  # of earlier answers: templates leave it out, too
 
@@ -57,10 +57,7 @@ class MessagesBody(Body):
         system = (
             [] if self.system in (None, "", []) else [{"role": "system", "content": text_of(self.system, "system")}]
         )
-        messages = [one for number, turn in enumerate(self.messages) for one in _turn(turn, f"messages.{number}")]
-        if messages and messages[-1]["role"] == "assistant":
-            raise ApiError("messages: the last one is the user's; an answer cannot be begun for the model.", "messages")
-        return [*system, *messages]
+        return [*system, *(one for n, turn in enumerate(self.messages) for one in _turn(turn, f"messages.{n}"))]
 
 
 def prompt(host: Host, body: MessagesBody) -> tuple[list[dict[str, Any]], Offer]:
@@ -85,7 +82,7 @@ def reply(host: Host, body: MessagesBody) -> Reply:
 def count(host: Host, body: MessagesBody) -> dict[str, int]:
     """The tokens of a request's prompt. Raises MoestroError."""
     messages, offer = prompt(host, body)
-    chat = Chat(messages, offer.tools)
+    chat = asked_of(messages, offer.tools, Sampling())
     host.models.ready().engine.check_length(chat)
     return {"input_tokens": host.models.count_tokens(chat) or 0}
 

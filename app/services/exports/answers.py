@@ -16,7 +16,8 @@ DEFINITIONS: dict[str, str] = {
     "state": "How it ended: done, stopped, error or interrupted.",
     "prompt_tokens": "Tokens of the prompt.",
     "cached_tokens": "Of the prompt's, those taken over from an earlier answer's KV cache, which were not computed.",
-    "new_tokens": "Tokens of the answer.",
+    "begun_tokens": "Of the prompt's, those of the answer's own beginning, where it was cut and continued.",
+    "new_tokens": "Tokens of the answer, since it was continued.",
     "ttft_ms": "From its turn to its first token, in milliseconds.",
     "tpot_ms": "Mean over the tokens after the first, in milliseconds.",
     "hit_rate": "Of its decoded tokens: hits / requests.",
@@ -48,8 +49,8 @@ DEFINITIONS: dict[str, str] = {
 _SAMPLING = tuple(name for name in declared(Sampling) if name != "max_new_tokens")
 _STATS = (
     *(
-        "prompt_tokens cached_tokens new_tokens ttft_ms tpot_ms hit_rate exact closeness distance_kl distance_tokens "
-        "changed assignments"
+        "prompt_tokens cached_tokens begun_tokens new_tokens ttft_ms tpot_ms hit_rate exact closeness distance_kl "
+        "distance_tokens changed assignments"
     ).split(),
 )
 _QUALITY = ("scored", "kl", "kl_most", "agreement", "perplexity", "saved_ms", "note")
@@ -67,9 +68,9 @@ def answers(db: sqlite3.Connection, load: int, chat: int | None) -> pd.DataFrame
     """One row for each ended answer of a load in a chat, or in all chats; replaced answers included."""
     where, values = ("AND m.chat = ?", (load, chat)) if chat is not None else ("", (load,))
     own = "CASE WHEN json_valid(m.stats) THEN json_extract(m.stats, '$.load') END"
+    under = f"coalesce({own} = ?, m.id IN (SELECT answer FROM steps WHERE load = ?))"
     found = db.execute(  # an answer of a batch may have no pass of its own: each is recorded once
-        f"SELECT m.* FROM messages m WHERE (m.id IN (SELECT answer FROM steps WHERE load = ?) OR {own} = ?) {where} "
-        "ORDER BY m.id",
+        f"SELECT m.* FROM messages m WHERE {under} {where} ORDER BY m.id",
         (load, *values),
     )
     rows = [_row(load, row) for row in found]

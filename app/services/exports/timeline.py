@@ -32,7 +32,7 @@ def write(store: Store, path: Path, chat: int) -> Path:
     if not last:
         raise NothingThere(NOTHING)
     answer, load = last[0]["answer"], store.steps.loads([last[0]["load"]])[0]
-    steps = list(store.steps.records(answer=answer))
+    steps = list(store.steps.records(answer=answer, load=load.id))  # each load has a clock of its own
     changes = store.db.rows("SELECT step, name, old, new FROM changes WHERE load = ? ORDER BY id", load.id)
     turned = [(row["step"], f"{row['name']} {row['old']} → {row['new']}") for row in changes]
     events = [*_named(load), *_passes(steps), *_copies([one for step in steps for one in step.transfers])]

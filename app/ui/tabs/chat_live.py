@@ -187,16 +187,16 @@ class ChatLive:
             return self._send(text, now, system)
         if now.get("chat") is None or (message is None and action.do != "regenerate"):
             return self._refused(MoestroError(NO_CHAT))
-        chat = int(now["chat"])
+        chat, chats = int(now["chat"]), self.host.chats
         try:
             if message is not None and action.do in ("show", "rewrite"):
-                chats = self.host.chats
                 chats.show(chat, message) if action.do == "show" else chats.rewrite(chat, message, text)
                 return [*self.open(chat)[:SYSTEM], gr.skip()]
             self._set_system(now, system)
-            if message is not None and action.do == "edit":
-                return self._begun(self.host.chats.edit(chat, message, text), text)
-            return self._begun(self.host.chats.regenerate(chat, message), "")
+            if message is not None and action.do in ("edit", "continue"):
+                answer = chats.edit(chat, message, text) if action.do == "edit" else chats.go_on(chat, message)
+                return self._begun(answer, text)
+            return self._begun(chats.regenerate(chat, message), "")
         except MoestroError as error:
             return self._refused(error, now)
 
@@ -257,7 +257,7 @@ class ChatLive:
         page[ALERT] = page[ALERT] or gr.skip()  # the notice on a message stays
         page[SYSTEM] = gr.skip() if page[0]["chat"] == chat else page[SYSTEM]
         answer, question = self._questions.get(chat, (None, "")) if chat is not None else (None, "")
-        if answer is not None and answer.message_id not in [m.id for m in self._messages(chat)]:
+        if answer is not None and answer.message_id not in [m.id for m in self._messages(chat) if m.state == "writing"]:
             answer.join(ENDING_S)
             if answer.undone:
                 page[ALERT], page[TEXT] = notice(answer.error), typed or question

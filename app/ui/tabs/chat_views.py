@@ -49,6 +49,7 @@ KEYS = (
     ("Alt+K", "Search the chats"),
     ("Alt+S", "System prompt"),
     ("Alt+R", "Regenerate the last answer"),
+    ("Alt+G", "Continue the last answer, if it was cut"),
     ("Alt+E", "Edit your last message"),
     ("Alt+C", "Copy the last answer"),
     ("Alt+, and Alt+.", "Earlier and later branch of the last message that has several"),

@@ -13,9 +13,10 @@ from app.services.deletion import inspect
 from app.services.host import Host
 from app.services.importer import AUTO, CHOICES
 from app.ui.controls import LIVE, ONCE, button, change_events, html, progress
-from app.ui.event_data import RowPicked
+from app.ui.event_data import HubPicked, RowPicked
 from app.ui.news import Shown, news, noticed
 from app.ui.sidebar import ModelSection
+from app.ui.tabs.hub_search import HubSearch, for_page
 from app.ui.tabs.library_views import COLUMNS, about, question, table
 from app.ui.text import notice
 from app.wording import name_of
@@ -114,6 +115,7 @@ class LibraryTab:
             self.download = gr.Checkbox(
                 label="Allow download", elem_id="import-download", info="Without it, nothing is requested from the hub."
             )
+            self.hub = HubSearch(self.host.library.packs, self.download)
             self.forecast = html(elem_id="import-forecast")
             self.failed = html(elem_id="import-alert")
             progress("Importing the model", elem_id="import-progress")
@@ -171,9 +173,9 @@ class LibraryTab:
         stamp, job = host_state(self.host)["library"], self.host.importer.job  # the stamp first: never too new
         text, kind, kept = "", "info", ""
         if job is not None and job.can_resume:
-            kept = f" What is finished is kept in {job.partial}: Resume continues from there."
-        if job is not None and job.state == "error":  # the page has a checkbox for this, not a command-line option
-            text, kind = job.error.replace("add --download", "tick Allow download") + kept, "error"
+            kept = f" What {job.kept} is kept: Resume continues from there."
+        if job is not None and job.state == "error":
+            text, kind = for_page(job.error) + kept, "error"
         elif job is not None and job.state == "cancelled":
             text = f"The import of {name_of(job.source)} was stopped.{kept}"
         elif job is not None and job.state == "done" and not is_gone(self._made()):
@@ -207,6 +209,8 @@ class LibraryTab:
         self.yes.click(self._delete, self.list, self.outputs, **ONCE)
         form, noted = [self.source, self.format, self.out, self.download], [self.known, self.failed]
         self.start.click(noticed(self.host.importer.start), [self.known, *form], noted, **ONCE)
+        hub = [self.known, self.format, self.download]
+        self.hub.found.select(self._import_found, hub, [*noted, self.source], **ONCE)
         self.cancel.click(self.host.importer.cancel, None, None, **ONCE)
         self.resume.click(noticed(self.host.importer.resume), self.known, noted, **ONCE)
 
@@ -219,6 +223,11 @@ class LibraryTab:
 
     def _take(self, now: List, format: str | None) -> list[Any]:
         return [now["chosen"], self._forecast(now["chosen"], format)]
+
+    def _import_found(self, known: Shown, format: str, download: bool, picked: HubPicked) -> list[Any]:
+        """Download and import a model of the hub, with the format that was chosen."""
+        start = noticed(self.host.importer.start)
+        return [*start(known, picked.source, format, "", download), picked.source]
 
     def _forecast(self, source: str | None, format: str | None) -> str:
         """What an import would make of the model in the form, or why it would be refused."""

@@ -24,7 +24,8 @@ STATES = {
 
 def shown(messages: list[Message]) -> dict[str, Any]:
     """The value of the chat, drawn by assets/ui/chat/view.js: its finished messages in order; the one being written is
-    in the tail. `line` = the statistics of an answer, `opened` = it starts in the middle of its reasoning.
+    in the tail. `line` = the statistics of an answer, `opened` = it starts in the middle of its reasoning, `cut` = it
+    can be continued.
     """
     return {
         "messages": [
@@ -34,12 +35,20 @@ def shown(messages: list[Message]) -> dict[str, Any]:
                 "text": m.text,
                 "line": "" if m.role == "user" else statistics(m),
                 "opened": opened(m),
+                "cut": m is messages[-1] and is_cut(m),
                 "branches": list(m.branches),
             }
             for m in messages
             if m.state != "writing"
         ]
     }
+
+
+def is_cut(message: Message) -> bool:
+    """Whether an answer ended before the model ended it, or was edited."""
+    if message.role == "user" or message.state == "writing" or message.unsaved:
+        return False
+    return message.state != "done" or (message.stats or {}).get("reason") in ("length", "context")
 
 
 def statistics(message: Message) -> str:
@@ -54,7 +63,10 @@ def statistics(message: Message) -> str:
     if (stats := message.stats) is None:
         return STATES.get(message.state, "no statistics")
     spent = stats["compute_ms"] + stats["stall_ms"] + stats["idle_ms"]
-    parts = [f"{stats['tok_s']:.1f} tok/s", f"{stats['new_tokens']} tokens", f"TTFT {duration(stats['ttft_ms'])}"]
+    tokens = f"{stats['new_tokens']} tokens"
+    if begun := stats.get("begun_tokens"):
+        tokens += f" more, after {begun}"
+    parts = [f"{stats['tok_s']:.1f} tok/s", tokens, f"TTFT {duration(stats['ttft_ms'])}"]
     if stats.get("cached_tokens"):
         read = stats["prompt_tokens"] - stats["cached_tokens"]
         parts.append(f"prompt: reused {stats['cached_tokens']}, read {read}")

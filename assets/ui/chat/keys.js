@@ -8,6 +8,7 @@ const WITH_ALT = {
   KeyN: press("#new-chat"),
   KeyK: () => window.moestroChats?.(),
   KeyR: press('#chat [data-act="regenerate"]'),
+  KeyG: press('#chat [data-act="continue"]'),
   KeyE: press('#chat .user-row [data-act="edit"]'),
   KeyC: press('#chat .bot-row [data-act="copy"]'),
   KeyS: () => system(),
@@ -22,6 +23,10 @@ export function start() {
   if (listening) return;
   listening = true;
   document.addEventListener("keydown", pressed);
+  document.addEventListener("focusout", ({ target, relatedTarget }) => { // a menu that is left closes
+    const menu = target.closest?.("details.menu[open]");
+    if (menu && relatedTarget && !menu.contains(relatedTarget)) menu.open = false;
+  });
   document.addEventListener("click", (event) => {
     if (event.target.closest("button[data-keys]")) help();
     if (event.target.closest("button[data-system]")) system();

@@ -67,7 +67,7 @@ class View {
     const branches = message.branches, here = branches.indexOf(message.id);
     switch (button.dataset.act) {
       case "copy": return copy(message.role === "user" ? message.text : split(message.text, message.opened, true).said.trim(), button);
-      case "regenerate": return this.trigger("select", { do: "regenerate", id: message.id });
+      case "regenerate": case "continue": return this.trigger("select", { do: button.dataset.act, id: message.id });
       case "earlier": return this.trigger("select", { do: "show", id: branches[here - 1] });
       case "later": return this.trigger("select", { do: "show", id: branches[here + 1] });
       case "edit": return edit(node, message);
@@ -103,7 +103,7 @@ const made = (tag, attributes, ...inner) => {
 const button = (act, label, face) => made(BUTTON, { type: BUTTON, "data-act": act, "aria-label": label, title: label }, face);
 
 function row(message) {
-  const { id, role, text, line, opened, branches } = message, mine = role === "user";
+  const { id, role, text, line, opened, cut, branches } = message, mine = role === "user";
   const box = made("div", { class: mine ? "message user" : "message bot", "data-testid": mine ? "user" : "bot" });
   if (mine) {
     box.append(...parts(text).map((one) => (one.name ? folded(one) : one.text)));
@@ -113,7 +113,7 @@ function row(message) {
     box.append(said, made("p", { class: "line" }, line));
   }
   const acts = made("div", { class: "acts" }, ...arrows(branches, id), button("copy", "Copy", ""),
-    ...(mine ? [] : [button("regenerate", "Regenerate", "↻")]), button("edit", "Edit", "✎"));
+    ...(mine ? [] : [button("regenerate", "Regenerate", "↻")]), button("edit", "Edit", "✎"), ...(cut ? [button("continue", "Continue", "Continue")] : []));
   return made("div", { class: mine ? "user-row" : "bot-row", "data-message": id }, box, acts);
 }
 

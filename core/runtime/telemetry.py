@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from operator import attrgetter
 from typing import Any
 
@@ -55,6 +56,7 @@ class Telemetry:
         self.marks: list[tuple[int, str]] = []
         self.version = 0
         self._peak_gbps = 0.0
+        self._resting = False
 
     def catch_up(self) -> None:
         """Count the pending passes once there are many."""
@@ -64,14 +66,27 @@ class Telemetry:
             finally:
                 self._lock.release()
 
+    @contextmanager
+    def resting(self) -> Iterator[None]:
+        """Inside, passes and changed settings are a measurement's own, and are left out."""
+        self._resting = True
+        try:
+            yield
+        finally:
+            self._resting = False
+
     def add(self, step: StepRecord) -> None:
         """Add one forward pass, which nothing changes any more."""
+        if self._resting:
+            return
         self.catch_up()
         self._pending.append(step)
         self.version += 1
 
     def mark(self, index: int, text: str) -> None:
         """Record that a setting changed just before pass `index`."""
+        if self._resting:
+            return
         self.marks.append((index, text))
         del self.marks[:-200]
         self.version += 1

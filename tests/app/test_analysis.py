@@ -292,6 +292,7 @@ def test_choices_name_what_there_is(chatted: tuple[Host, int]) -> None:
     host, chat = chatted
     offered = {value: title for title, value in sources.choices(host.store, host.models.load_id)}
     assert next(iter(offered)) == f"load:{host.models.load_id}"
-    assert "12 tokens" in offered[f"chat:{chat}"]
+    (trace,) = host.store.traces(chat)
+    assert f"· {trace.tokens} tokens recorded" in offered[f"chat:{chat}"], "as the result counts them"
     assert list(offered)[-1] == "file"
     assert RoutingSource.parse("file", ' "x.trace" ', 3) == RoutingSource("file", path="x.trace", experts=3)

@@ -20,6 +20,7 @@ from core.system.paths import named_path
 from core.types import Outcome
 
 TIMED = 4000  # passes, the last ones, that the clock is fitted to
+RECORDED = "SELECT chat, sum(tokens) AS tokens FROM steps WHERE chat IS NOT NULL AND layers > 0 GROUP BY chat"
 FILE = "file"  # the menu choice for a path or an upload
 NOTHING = "Nothing has been recorded there yet. Ask the model something first, or choose another source."
 UNRECORDED = "The routing of a text-to-text model is not recorded: there is nothing to replay. Choose another source."
@@ -71,7 +72,12 @@ def choices(store: Store, load: int | None) -> list[tuple[str, str]]:
     found = []
     if load is not None:
         found.append(("Since the model was loaded", f"load:{load}"))
-    found += [(f"{chat.title} · {chat.tokens} tokens", f"chat:{chat.id}") for chat in store.chats.all() if chat.tokens]
+    sizes = {row["chat"]: row["tokens"] for row in store.db.rows(RECORDED)}
+    found += [
+        (f"{chat.title} · {count(sizes[chat.id])} tokens recorded", f"chat:{chat.id}")
+        for chat in store.chats.all()
+        if chat.id in sizes
+    ]
     return [*found, ("A trace file…", FILE)]
 
 

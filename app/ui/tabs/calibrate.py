@@ -142,6 +142,7 @@ class CalibrateTab:
         ticked = (self.kinds.change, self.parts.change)
         gr.on(
             [
+                self.tab.news.tick,
                 *ticked,
                 self.text.blur,
                 self.path.blur,

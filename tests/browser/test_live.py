@@ -1,5 +1,7 @@
 """The live deck: it draws what the engine says, answers mouse and keyboard; and the regret meter on it."""
 
+import json
+import urllib.request
 from pathlib import Path
 
 import pytest
@@ -187,6 +189,23 @@ def test_link_and_disk_have_one_unit_also_while_a_prompt_is_read(dashboard: Dash
     assert said[1][1:6] == ["0.041", "GB/s", "peak 0.30 of 20.0", "0.60", "GB/s"]
     assert said[2][:4] == ["prompt, layer 3/6", "1.50", "GB/s", "peak 1.50 of 20.0"]
     assert said[2][4:] == ["0.050", "GB/s", "100.0 MB in this pass"]
+
+
+def test_answers_to_be_checked_are_counted_and_followed(dashboard: Dashboard) -> None:
+    said = dashboard.page.evaluate(
+        """async () => {
+        const { waiting } = await import("/ui/deck/js/quality.js");
+        return [[0, 0, false], [1, 0.254, false], [2, 0.5, false], [2, 0, true]].map(([count, share, busy]) =>
+            waiting({ busy, unscored: [count, share] })); }"""
+    )
+    assert said == [
+        "",
+        "Checking 1 answer: 25 %",
+        "Checking 2 answers, the first: 50 %",
+        "2 answers to be checked once the model is idle",
+    ]
+    with urllib.request.urlopen(f"{dashboard.url}/live/state", timeout=30) as reply:
+        assert json.load(reply)["host"]["unscored"][0] == 0
 
 
 def test_what_prefetching_is_worth_is_said_once_something_was_prefetched(dashboard: Dashboard) -> None:

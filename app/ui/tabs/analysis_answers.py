@@ -8,6 +8,7 @@ from typing import Any
 
 import gradio as gr
 
+from app.services import probes
 from app.services.analysis.best import of_lab, of_table
 from app.services.analysis.whatif import Table
 from app.services.host import Host
@@ -117,6 +118,14 @@ class LabAnswer:
         return answered([*head, *map(drawn, plots), lab_views.listing(lab)], 7)
 
 
+def measured_on(machine: object) -> str:
+    """Whether a result is of this machine, as HTML."""
+    if machine == (here := probes.machine()):
+        return f"Measured on this machine: {escape(here)}."
+    where = f"on another machine ({escape(str(machine))})" if machine else "perhaps on another machine: it names none"
+    return f"Measured {where}. For figures of this one run <code>{COMMAND} bench systems</code>."
+
+
 class SystemsAnswer:
     """The newest result of `bench systems`: time per token over budgets. `values` fills `outputs`."""
 
@@ -136,6 +145,6 @@ class SystemsAnswer:
         head = (
             f"<div class='whatif-head'><p><span class='tag'>measured</span> {escape(str(result['date']))}, "
             f"{result['tokens']} tokens, {result['rounds']} rounds · {escape(str(result['device']))} · "
-            f"{escape(file.name)}.</p></div>"
+            f"{escape(file.name)}.</p><p>{measured_on(result.get('machine'))}</p></div>"
         )
         return answered([head, tpot_over_budgets(result, dark)], 2)

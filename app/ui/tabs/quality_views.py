@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from html import escape
 from typing import Any
 
+from app.services.analysis.best import without_loss
 from app.services.analysis.quality import QualityResult, accuracy_of
 from app.ui.tabs.analysis_views import card, head, percent, rate, volume
 from app.ui.tabs.figures import PALETTE, PLACES, accent, figure, legend
@@ -128,12 +129,13 @@ def summary(answer: QualityResult) -> str:
     busiest = max((row.others_cores or 0.0 for row in rows), default=0.0)
     if busiest > MUCH:
         notes.append(f"Other programs used up to {busiest:.1f} CPU cores during the runs: compare speeds with care.")
-    return head(tag, facts, notes, _cards(rows, questions["seen"] or about["text"]["tokens"]))
+    return head(tag, facts, notes, _cards(answer, questions["seen"] or about["text"]["tokens"]))
 
 
-def _cards(rows: Sequence[EvaluationRow], n: int) -> list[str]:
-    """At the smallest resident share: exact mode, and the fastest modes of equal or nearly equal accuracy, each with
-    the interval that accuracy on `n` questions or tokens has."""
+def _cards(answer: QualityResult, n: int) -> list[str]:
+    """At the smallest resident share: exact mode, the one that is best by the same rule as the sentence below, and the
+    fastest ones, each with the interval that accuracy on `n` questions or tokens has."""
+    rows, best = answer.rows, without_loss(answer)
     ran = [row for row in rows if not row.problem]
     if not ran:
         return []
@@ -143,7 +145,10 @@ def _cards(rows: Sequence[EvaluationRow], n: int) -> list[str]:
     if exact is None:
         return []
     found = [card(f"Exact at {percent(share)}", speed(exact.tok_s), sure(getattr(exact, figure_of), n))]
-    for most, label in ((0.0, "Fastest, no loss seen"), (0.05, "Within 5 points"), (1.0, "Fastest")):
+    if best is not None:
+        row = best[1][0] if best[1] is not None else best[0]
+        found.append(card("Best without loss", speed(row.tok_s), row.title, sure(getattr(row, figure_of), n)))
+    for most, label in ((0.05, "Fastest within 5 points"), (1.0, "Fastest")):
         least = (getattr(exact, figure_of) or 0.0) - most
         row = max((row for row in here if (getattr(row, figure_of) or 0.0) >= least), key=lambda one: one.tok_s or 0.0)
         found.append(card(label, speed(row.tok_s), row.title, sure(getattr(row, figure_of), n)))

@@ -71,7 +71,7 @@ def tpot_over_budgets(result: Mapping[str, Any], dark: bool, height: int = 560) 
         )
         for name, (x, y) in bound_lines(result).items()
     ]
-    link = "emulated link" if result["link"] == "emulated" else "this machine's own link"
+    link = "emulated link" if result["link"] == "emulated" else "the machine's own link"
     made = figure(
         traces,
         dark,

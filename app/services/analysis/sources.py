@@ -36,11 +36,12 @@ class RoutingSource:
     experts: int = 0  # per layer, where a file does not say; 0 = the largest id in it, plus one
 
     @classmethod
-    def parse(cls, choice: str, path: str = "", experts: int = 0) -> RoutingSource:
-        """Parse the form's choice: "load:3", "chat:12", or "file" with `path`."""
+    def parse(cls, choice: str, path: str = "", experts: int = 0, load: int | None = None) -> RoutingSource:
+        """Parse the form's choice: "load:3", "chat:12", or "file" with `path`. `load` = of the model that is loaded: it
+        is meant by any load, as the form may have been drawn before it."""
         kind, _, rest = (choice or "").partition(":")
         if kind in ("load", "chat") and rest.isdigit():
-            return cls("load" if kind == "load" else "chat", int(rest))
+            return cls("chat", int(rest)) if kind == "chat" else cls("load", int(rest) if load is None else load)
         path = path.strip().strip('"')
         if not path:
             raise TraceError("Say which routing to look at: choose a chat, or give a trace file.")
@@ -154,6 +155,15 @@ def from_store(store: Store, source: RoutingSource, target: Path, limit: int = 0
         _link(last),
         tuple(notes),
     )
+
+
+def beside(routing: Routing, loaded: Load) -> Routing:
+    """With a note where it was recorded with another model than the one that is `loaded`."""
+    if routing.model_hash in ("", loaded.manifest.get("model_hash", "")):
+        return routing
+    of = name_of(routing.model) if routing.model else "another model"
+    note = f"Recorded with {of}, not with {name_of(loaded.model)}, which is loaded."
+    return replace(routing, notes=(note, *routing.notes))
 
 
 def shortened(trace: Trace, tokens: int, target: Path) -> FileTrace:

@@ -61,6 +61,18 @@ def test_a_lossy_side_is_told_by_its_logits(engine: Engine) -> None:
     assert found.a.changed == 0 and found.b.changed is not None and found.b.changed > 0
 
 
+def test_guessed_tokens_have_no_part_in_it(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    drafts, real = set[object](), module.start_mode
+
+    def start(engine: Engine, settings: Settings) -> None:
+        drafts.add(settings["drafts"])
+        real(engine, settings)
+
+    monkeypatch.setattr(module, "start_mode", start)
+    a, b = sides(engine, drafts="lookup")
+    assert beside(engine, ASKED, a, b, tokens=FEWEST, rounds=1).differing == {} and drafts == {"off"}
+
+
 def test_the_live_figures_leave_it_out(engine: Engine) -> None:
     def live() -> tuple[list[int], object, object, float, bool]:
         frame = engine.frame()

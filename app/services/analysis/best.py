@@ -83,10 +83,16 @@ def of_lab(lab: Lab) -> Best | None:
         return None
     run, (less, error) = max(found, key=lambda one: one[1][0])
     if not surely_more(less, error, len(found)):
-        return Best(
+        text = (
             f"No prefetcher that was tested makes a token faster beyond noise here: the best of them, "
-            f"{named(run.predictor)}, by {amount(less, error)} ms.",
-            {"predictor": NONE} if lab.about.chosen[1] != NONE else {},
+            f"{named(run.predictor)}, by {amount(less, error)} ms."
+        )
+        used = next((gap for one, gap in found if one.predictor == lab.about.chosen[1]), None)
+        costs = used is not None and surely_more(-used[0], used[1])
+        return (
+            Best(f"{text} Without one it is faster than with the one in use.", {"predictor": NONE})
+            if costs
+            else Best(text)
         )
     part = f" ({100 * less / plain.tpot_ms:.0f} %)" if plain.tpot_ms else ""
     rest = [(other, gain(run.blocks, other.blocks)) for other, _ in found if other is not run]

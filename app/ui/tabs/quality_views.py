@@ -34,6 +34,7 @@ HEADS = (
 )
 RATES = ("exact_match", "unseen_match", "agreement", "substituted_rate", "saved")
 NAMES = {"exact_match": "Exact match", "agreement": "Agreement with the exact model"}
+RIGHT = 0.8  # of the highest speed: from there on names stand left of their points, where there is room
 SYMBOLS = ("circle", "square", "diamond", "triangle-up", "star", "cross")
 
 
@@ -58,6 +59,7 @@ def plot(answer: QualityResult, dark: bool) -> Any:
     if not known:
         return None
     traces: list[Any] = []
+    right = RIGHT * max((row.tok_s or 0.0 for row in known), default=0.0)
     for at, (share, front) in enumerate(fronts(answer).items()):
         rows, colour = [row for row in known if row.residency == share], PALETTE[at % len(PALETTE)]
         traces.append(
@@ -80,7 +82,10 @@ def plot(answer: QualityResult, dark: bool) -> Any:
                 cliponaxis=False,
                 text=[row.title if row in front else "" for row in rows],
                 textfont=dict(size=10),
-                textposition=[PLACES[i % len(PLACES)] for i in range(len(rows))],
+                textposition=[
+                    "middle left" if (row.tok_s or 0.0) > right else PLACES[i % len(PLACES)]
+                    for i, row in enumerate(rows)
+                ],
                 customdata=[row.title for row in rows],
                 marker=dict(
                     size=10,

@@ -226,7 +226,7 @@ def test_super_experts_are_named_with_how_far_they_stand_out() -> None:
 
 def test_a_result_says_whether_it_is_of_this_machine() -> None:
     assert measured_on(probes.machine()).startswith("Measured on this machine: ")
-    assert "on another machine (A &lt;64&gt;)." in measured_on("A <64>") and "bench systems" in measured_on("A <64>")
+    assert "on another machine: A &lt;64&gt;." in measured_on("A <64>") and "bench systems" in measured_on("A <64>")
     assert "perhaps on another machine" in measured_on(None)
 
 

@@ -123,7 +123,10 @@ class Telemetry:
         decode = np.flatnonzero(is_decode)[-WINDOW:]
         by_outcome = outcomes[decode].sum(0)  # [L, Outcome]
         requests, hits = by_outcome.sum(1), by_outcome[:, BY_NAME["hits"].outcomes].sum(1)
-        tpot_ms = float(columns[ROWS["total_ms"], decode].mean()) if decode.size else 0.0
+        total_ms, tokens, guessed = (
+            float(columns[ROWS[one], decode].sum()) for one in ("total_ms", "tokens", "accepted")
+        )
+        written = decode.size + int(guessed)  # by one sequence of each pass
         span_s, *moved = (sum(current[ROWS[name]].tolist()) for name in ("total_ms", "demand_bytes", "prefetch_bytes"))
         with np.errstate(invalid="ignore"):
             hit_rate = (hits / np.where(requests, requests, np.nan)).astype(np.float32)
@@ -136,13 +139,13 @@ class Telemetry:
             place=self._place(places, last),
             hit_rate=hit_rate,
             coactivation=coactivation,
-            window=decode.size,
+            window=written,
             passes=current.shape[1],
             columns=_timelines(shown),
             marks=list(self.marks),
             memory=memory,
-            tok_s=1e3 * float(columns[ROWS["tokens"], decode].mean()) / tpot_ms if tpot_ms else 0.0,
-            tpot_ms=tpot_ms,
+            tok_s=1e3 * tokens / total_ms if total_ms else 0.0,
+            tpot_ms=total_ms / written if written else 0.0,
             hit=float(hits.sum() / requests.sum()) if requests.sum() else float("nan"),
             link_gbps=sum(moved) / (span_s / 1e3) / 1e9 if span_s else 0.0,
             link_peak_gbps=self._peak_gbps,

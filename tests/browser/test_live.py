@@ -178,7 +178,8 @@ def test_link_and_disk_have_one_unit_also_while_a_prompt_is_read(dashboard: Dash
         document.createElement("p").append(figures.find("split"));
         const frame = { tpot_ms: 10, tok_s: 100, underway: null, shape: { layers: 6 }, hit: 0.5, window: 1, passes: 2,
           link_gbps: 0.041, link_peak_gbps: 0.3, link_limit_gbps: 20, exact: true, lossy: null, quality: null,
-          step: [7, 8], decode: [0, 1], total_ms: [9, 10], disk_bytes: [9e9, 405e3], emulated: false, busy: true,
+          step: [7, 8], decode: [0, 1], tokens: [300, 1], total_ms: [9, 10], disk_bytes: [9e9, 405e3],
+          emulated: false, busy: true,
           limit: { share: null, total_ms: 0, parts_ms: {} } };
         const say = (news) => { figures.kpis({ ...frame, ...news });
           return ["tok-sub", "link", "link-unit", "link-sub", "disk", "disk-unit", "disk-sub"].map((key) =>

@@ -72,6 +72,10 @@ class FakeEngine(FakePasses):
         self.version += 1
 
     @property
+    def scoring(self) -> float:
+        return 0.25
+
+    @property
     def unscored(self) -> int:
         return len(self.waiting)
 

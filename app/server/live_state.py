@@ -114,6 +114,7 @@ def host_state(host: Host) -> dict[str, Any]:
         "answers": str(host.totals.ended_answers),
         "library": f"{host.library.version} {id(job)} {job.state if job is not None else ''}",
         "busy": host.busy,
+        "unscored": host.models.unscored,
         "lossy": host.models.settings.lossy.active,
         "closeness": host.models.closeness,
         **host.models.arithmetic,

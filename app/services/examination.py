@@ -107,10 +107,10 @@ def rows(found: dict[str, Any]) -> list[tuple[str, str]]:
         lines.append(("Arithmetic", "on the GPU auto takes the reference; fast, by name, was never measured on one"))
     if found.get("attention"):
         lines.append(("Attention", f"of decoded tokens by {found['attention']} kernels"))
-    read = f"read {disk['read_gbps']:.1f} GB/s{' (cached)' if disk['cached'] else ''}" if disk["read_gbps"] else ""
-    speeds = f"{read}, write {disk['write_gbps']:.1f} GB/s" if read else "not measured"
+    read = f"read {disk['read_gbps']:.2g} GB/s{' (cached)' if disk['cached'] else ''}" if disk["read_gbps"] else ""
+    speeds = f"{read}, write {disk['write_gbps']:.2g} GB/s" if read else "not measured"
     lines += [
-        ("Link", f"{link['gbps']:.1f} GB/s, {link['kind']}"),
+        ("Link", f"{link['gbps']:.2g} GB/s, {link['kind']}"),
         *(("Simulated PCIe", pace(one)) for one in found["paces"]),
         ("Disk", f"{speeds}, {disk['free_bytes'] / GB:.0f} GB free in {disk['path']}"),
         ("Data", found["data_dir"]),

@@ -116,6 +116,11 @@ class ModelManager:
         """Quality loss from lossy options, over the last scored answers; None before the first."""
         return self._viewed(lambda engine: engine.quality)
 
+    @property
+    def unscored(self) -> tuple[int, float]:
+        """How many answers are yet to be scored, and the share of the first that was read for it."""
+        return self._viewed(lambda engine: (engine.unscored, engine.scoring)) or (0, 0.0)
+
     def frame(self, layer: int = 0, points: int = 240, fewest: Fewest | None = None) -> Frame | None:
         """The data of the live deck, or None without a model. Raises MoestroError for a layer that does not exist."""
 

@@ -17,18 +17,32 @@ def cpu() -> dict[str, Any]:
     import psutil
     import torch
 
-    info = Path("/proc/cpuinfo")
-    lines = info.read_text(encoding="utf-8", errors="replace").splitlines() if info.is_file() else []
-    fields = {key.strip(): value.strip() for key, _, value in (line.partition(":") for line in lines)}
+    fields = _fields()
     wanted = ("avx2", "avx512f", "avx512_vnni", "avx512_bf16", "amx_tile", "asimd")
     flags = set((fields.get("flags") or fields.get("Features") or "").split())
     return {
-        "name": fields.get("model name") or platform.processor() or platform.machine(),
+        "name": _name(fields),
         "cores": psutil.cpu_count(logical=False),
         "threads": os.cpu_count(),
         "torch_uses": torch.backends.cpu.get_cpu_capability(),
         "flags": [flag for flag in wanted if flag in flags],
     }
+
+
+def machine() -> str:
+    """The processor and how many of it: results name so what they were measured on."""
+    return f"{_name(_fields())}, {os.cpu_count()} processors"
+
+
+def _fields() -> dict[str, str]:
+    """What Linux says of the last processor."""
+    info = Path("/proc/cpuinfo")
+    lines = info.read_text(encoding="utf-8", errors="replace").splitlines() if info.is_file() else []
+    return {key.strip(): value.strip() for key, _, value in (line.partition(":") for line in lines)}
+
+
+def _name(fields: dict[str, str]) -> str:
+    return fields.get("model name") or platform.processor() or platform.machine()
 
 
 def gpus() -> list[dict[str, Any]]:

@@ -11,10 +11,13 @@ from app.store.row_checks import InvalidRow, fields
 State = Literal["writing", "done", "stopped", "error", "interrupted", "edited"]
 LINE = "c.id, c.title, c.model, c.created, CASE typeof(c.system) WHEN 'text' THEN c.system ELSE '' END AS system"
 UP = "UNION ALL SELECT m.id, m.parent FROM path JOIN messages m ON m.id = path.parent AND m.id < path.id"
+BRANCH = f"WITH RECURSIVE path(id, parent) AS (SELECT id, parent FROM messages WHERE id = c.leaf {UP})"
+UNTOLD = "(SELECT count(*) FROM steps WHERE chat = c.id AND phase = 'decode' AND answer = m.id)"  # it has no figures
 SUMS = f"""coalesce((SELECT max(created) FROM messages WHERE chat = c.id), c.created) AS updated,
-    (WITH RECURSIVE path(id, parent) AS (SELECT id, parent FROM messages WHERE id = c.leaf {UP})
-     SELECT count(*) FROM path) AS messages,
-    (SELECT count(*) FROM steps WHERE chat = c.id AND phase = 'decode') AS tokens"""
+    ({BRANCH} SELECT count(*) FROM path) AS messages,
+    ({BRANCH} SELECT CAST(total(CASE WHEN role = 'user' THEN 0 WHEN json_valid(stats)
+        THEN json_extract(stats, '$.new_tokens') ELSE {UNTOLD} END) AS INTEGER)
+     FROM path JOIN messages m ON m.id = path.id) AS tokens"""
 FIELDS = "m.id, m.role, m.text, m.state, m.error, m.stats, m.created, m.quality, m.parent"
 SHOWN = f"""WITH RECURSIVE path(id, parent) AS (
     SELECT id, parent FROM messages WHERE id = (SELECT leaf FROM chats WHERE id = ?) AND chat = ? {UP})
@@ -29,7 +32,7 @@ NEWEST = """WITH RECURSIVE under(id) AS (
 @dataclass(frozen=True, slots=True)
 class Chat:
     """One line of the history. `created` and `updated` are seconds since the epoch; `messages` = those of the branch
-    that is shown; `tokens` = decoded tokens; `system` = the system prompt.
+    that is shown; `tokens` = of its answers, as the lines under them count; `system` = the system prompt.
     """
 
     id: int

@@ -10,6 +10,7 @@ from app.server.live_state import host_state
 from app.server.uploads import AGES_S
 from app.services.host import Host
 from app.ui.controls import LIVE, html
+from app.ui.served import ServedNow
 from app.ui.sidebar import CacheSection, ModelSection, SamplingSection, SubstitutionSection
 from app.ui.tabs.analysis import AnalysisTab
 from app.ui.tabs.batch import BatchTab
@@ -35,7 +36,7 @@ SCRIPT = (ROOT / "assets" / "ui" / "page.js").read_text(encoding="utf-8")
 
 def create_ui(host: Host) -> gr.Blocks:
     """Build the dashboard on a host. Events are unqueued, so no tab holds a connection open."""
-    with gr.Blocks(
+    with ServedNow(
         title="Moestro", fill_width=True, fill_height=True, analytics_enabled=False, delete_cache=AGES_S
     ) as ui:
         # least recently used pages are dropped; a dropped page starts from initial values
@@ -46,6 +47,7 @@ def create_ui(host: Host) -> gr.Blocks:
         # 200 components. One invisible component gets it instead.
         for event in ui.fns.values():
             event.show_progress_on = [page.known]
+    ui.now = page.now
     return ui
 
 
@@ -78,6 +80,7 @@ class Page:
             self.cache = CacheSection(host, self.model.form, self.model.fit, self.model.refit)
             self.substitution = SubstitutionSection(host)
             self.sampling = SamplingSection(host)
+            self.sections = (self.cache, self.substitution, self.sampling)
         self.model.bar.show()
         with gr.Tabs(elem_id="tabs") as tabs:
             with gr.Tab("Chat + Live", id="chat", elem_id="tab-chat"):
@@ -103,10 +106,9 @@ class Page:
     def wire(self, ui: gr.Blocks) -> None:
         """Attach the events that redraw several parts."""
         known, model, chat, library, sessions = self.known, self.model, self.chat, self.library, self.sessions
-        sections = (self.cache, self.substitution, self.sampling)
         now = [known, chat.pulse, *model.form]
         known.tick(self.model_moved, now, [*model.outputs, *chat.outputs, model.fit, self.cache.pcie.box], **LIVE)
-        settled = [*(one for section in sections for one in section.outputs), model.fit]
+        settled = [*(one for section in self.sections for one in section.outputs), model.fit]
         moved = known.apply(self.settings_moved, now, self.redrawn, **LIVE)
         moved.then(None, self.redrawn, [known, *settled], js=SETTLE_JS, **LIVE)
         for chosen in self.cache.chosen:
@@ -132,9 +134,7 @@ class Page:
         return {
             "values": [
                 {**known, "settings": host_state(self.host)["settings"]},
-                *self.cache.values(),
-                *self.substitution.values(),
-                *self.sampling.values(),
+                *(value for section in self.sections for value in section.values()),
                 self.model.refit(*form),
             ]
         }
@@ -144,16 +144,27 @@ class Page:
         note = self.cache.preset.explained()
         return [{**known, "answers": host_state(self.host)["answers"]}, self.model.refit(*form), note]
 
-    def open_page(self, page: Shown, known: Shown) -> dict[Any, Any]:
-        """Show the chat in the URL, the form as last used, and the model that is loaded: what the page was made with is
-        of before the first load. Its settings follow by themselves."""
-        form, (opened, *rest) = self.model.form_values(), self.chat.open(page.get("chat"))
-        shown = dict(zip(self.chat.page, ({**opened, "turn": page["turn"]}, *rest), strict=True))
-        for part, values in (
-            (self.chat.outputs, self.chat.values(page)),
-            (self.model.form_outputs, form),
-            (self.model.outputs, self.model.values(known)),
-        ):
+    def now(self) -> dict[Any, Any]:
+        """What a page shows from its first moment on, in every chat."""
+        settings = host_state(self.host)["settings"]  # the stamp first: never too new
+        shown = {self.known: {**self.known.value, "settings": settings}, **self._form()}
+        sections = [(section.outputs, section.values()) for section in self.sections]
+        for part, values in (*sections, (self.model.outputs[1:], self.model.values({})[1:])):
             shown |= dict(zip(part, values, strict=True))
+        chat = dict(zip(self.chat.outputs, self.chat.values({}), strict=True))
+        return shown | {one: chat[one] for one in (self.chat.text, self.chat.model, self.chat.plain)}
+
+    def _form(self) -> dict[Any, Any]:
+        """The form as last used, and the verdict on it."""
+        form = self.model.form_values()
         fit = self.model.refit(*(one["value"] for one in form[:-1]))
-        return {**shown, self.model.fit: fit, self.cache.pcie.box: self.cache.pcie.value()}
+        return {**dict(zip(self.model.form_outputs, form, strict=True)), self.model.fit: fit}
+
+    def open_page(self, page: Shown, known: Shown) -> dict[Any, Any]:
+        """Show the chat in the URL. What the page was served with is shown again, so that the server knows it, too: the
+        limits of the form, and what may have changed since."""
+        opened, *rest = self.chat.open(page.get("chat"))
+        shown = dict(zip(self.chat.page, ({**opened, "turn": page["turn"]}, *rest), strict=True))
+        shown |= dict(zip(self.chat.outputs, self.chat.values(page), strict=True))
+        shown |= dict(zip(self.model.outputs, self.model.values(known), strict=True))
+        return shown | self._form() | {self.cache.pcie.box: self.cache.pcie.value()}

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+import time
 from collections.abc import Iterable, Sequence
 from html import escape
 
@@ -10,15 +12,21 @@ from core.system.wording import format_bytes
 from core.types import Fit
 
 PROFILED = "the Calibrate tab"  # messages with this phrase say that calibration is needed
+WHILE_BUSY = re.compile(
+    "(The model is being|An answer is being written|This chat is( already)? being answered)|"
+    ".* is( still)? being loaded[.]"
+)
 CALIBRATE = ' <button type="button" data-open="tab-calibrate">Calibrate now</button>'
 
 
 def notice(text: str, kind: str = "error") -> str:
     """A line for an error or a missing requirement; "" shows nothing. A message that asks for a profile gets a button
-    that opens the Calibrate tab.
+    that opens the Calibrate tab. The page takes away one that says what is busy once nothing is; each differs from the
+    one before, which would not be shown again otherwise.
     """
     way = CALIBRATE if PROFILED in text else ""
-    return f'<div class="notice {kind}" role="alert">{escape(text)}{way}</div>' if text else ""
+    busy = f' data-while-busy="{time.monotonic_ns()}"' if WHILE_BUSY.match(text) else ""
+    return f'<div class="notice {kind}" role="alert"{busy}>{escape(text)}{way}</div>' if text else ""
 
 
 def table(heads: Iterable[tuple[str, str, str]], body: str) -> str:

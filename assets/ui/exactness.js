@@ -13,7 +13,7 @@ export function tell(news) {
   const { lossy, closeness, weights, rate, distance } = now, fast = now.arithmetic.startsWith("fast");
   const how = fast ? `, fast arithmetic${now.arithmetic === "fast_experts" ? " of experts" : ""}${distance ? `, KL ${figure(distance.kl)}` : ""}` : "";
   const exact = (closeness && !fast ? "EXACT UP TO ROUNDING" : "EXACT") + (weights ? ` for ${weights} weights` : "") + how;
-  const words = lossy === null ? "" : lossy ? `LOSSY${rate === null ? "" : ` ${percent(rate)}`}` : exact;
+  const words = lossy === null ? "" : lossy ? `LOSSY${rate === null ? "" : ` ${percent(rate)} lately`}` : exact;
   for (const badge of document.querySelectorAll("[data-exactness]")) {
     const shown = badge.dataset.exactness === "short" ? words.replace("EXACT UP", "UP").replace(/, fast.*/, ", fast") : words; // where there is little room
     if (badge.textContent !== shown) badge.textContent = shown;

@@ -99,6 +99,7 @@ class Pulse {
     tell({ lossy: state === "ready" ? lossy : null, closeness, weights, arithmetic, fallback, distance });
     const bar = document.querySelector("#load-progress [role=progressbar]");
     if (bar && state === "loading") fill(bar, share, `${text} · ${Math.round(100 * share)} %`);
+    if (!busy) for (const said of document.querySelectorAll("[data-while-busy].notice")) over(said);
     if (!this.shown.open || !known) return;
     const { trigger, props } = known, idle = !events && !(performance.now() - this.touched < HANDS_OFF_MS);
     if (stamp !== props.value.stamp) this.fire(trigger, "tick", stamp);
@@ -213,6 +214,9 @@ class Pulse {
     }
   }
 }
+
+/** A notice that holds no longer. */
+function over(notice) { notice.hidden = true; notice.classList.remove("notice"); }
 
 /** A progress bar and the words under it. */
 function fill(bar, share, words) {

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple, TypeVar
 
 import torch
 
+from app.services import probes
 from core.engine import Engine
 from core.engine.manifest import device_name, versions
 from core.errors import MoestroError
@@ -158,6 +159,7 @@ def numbers(asked: str, default: Sequence[int]) -> list[int]:
 def machine(device: torch.device) -> Result:
     """What figures were measured on."""
     return {
+        "machine": probes.machine(),
         "device": device_name(device),
         "cores": os.cpu_count(),
         "threads": torch.get_num_threads(),

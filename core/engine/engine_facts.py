@@ -84,6 +84,11 @@ class EngineFacts:
         return self.wiring.meter.due
 
     @property
+    def scoring(self) -> float:
+        """Share of the next one that it has read."""
+        return self.wiring.meter.read
+
+    @property
     def quality(self) -> Quality | None:
         """The quality cost of lossy options over the last scored answers; None before any was scored."""
         return self.wiring.meter.quality

@@ -19,7 +19,8 @@ class PlacementCosts:
     def __init__(self, costs: Costs) -> None:
         self.costs, self._idle = costs, 0  # layers since the host computed something
         self._saved_s = 0.0
-        log.info("Measured for the placement of missing experts: %s.", costs)
+        ms = (1e3 * one for one in (costs.copy_s, costs.device_s, costs.host_s))
+        log.info("A missing expert: %.3g ms to copy it, %.3g ms to compute it on the device, %.3g ms on the host.", *ms)
 
     @property
     def alike(self) -> bool:

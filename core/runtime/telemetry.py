@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from operator import attrgetter
 from typing import Any
 
@@ -55,6 +56,7 @@ class Telemetry:
         self.marks: list[tuple[int, str]] = []
         self.version = 0
         self._peak_gbps = 0.0
+        self._resting = False
 
     def catch_up(self) -> None:
         """Count the pending passes once there are many."""
@@ -64,14 +66,27 @@ class Telemetry:
             finally:
                 self._lock.release()
 
+    @contextmanager
+    def resting(self) -> Iterator[None]:
+        """Inside, passes and changed settings are a measurement's own, and are left out."""
+        self._resting = True
+        try:
+            yield
+        finally:
+            self._resting = False
+
     def add(self, step: StepRecord) -> None:
         """Add one forward pass, which nothing changes any more."""
+        if self._resting:
+            return
         self.catch_up()
         self._pending.append(step)
         self.version += 1
 
     def mark(self, index: int, text: str) -> None:
         """Record that a setting changed just before pass `index`."""
+        if self._resting:
+            return
         self.marks.append((index, text))
         del self.marks[:-200]
         self.version += 1
@@ -108,7 +123,10 @@ class Telemetry:
         decode = np.flatnonzero(is_decode)[-WINDOW:]
         by_outcome = outcomes[decode].sum(0)  # [L, Outcome]
         requests, hits = by_outcome.sum(1), by_outcome[:, BY_NAME["hits"].outcomes].sum(1)
-        tpot_ms = float(columns[ROWS["total_ms"], decode].mean()) if decode.size else 0.0
+        total_ms, tokens, guessed = (
+            float(columns[ROWS[one], decode].sum()) for one in ("total_ms", "tokens", "accepted")
+        )
+        written = decode.size + int(guessed)  # by one sequence of each pass
         span_s, *moved = (sum(current[ROWS[name]].tolist()) for name in ("total_ms", "demand_bytes", "prefetch_bytes"))
         with np.errstate(invalid="ignore"):
             hit_rate = (hits / np.where(requests, requests, np.nan)).astype(np.float32)
@@ -121,13 +139,13 @@ class Telemetry:
             place=self._place(places, last),
             hit_rate=hit_rate,
             coactivation=coactivation,
-            window=decode.size,
+            window=written,
             passes=current.shape[1],
             columns=_timelines(shown),
             marks=list(self.marks),
             memory=memory,
-            tok_s=1e3 * float(columns[ROWS["tokens"], decode].mean()) / tpot_ms if tpot_ms else 0.0,
-            tpot_ms=tpot_ms,
+            tok_s=1e3 * tokens / total_ms if total_ms else 0.0,
+            tpot_ms=total_ms / written if written else 0.0,
             hit=float(hits.sum() / requests.sum()) if requests.sum() else float("nan"),
             link_gbps=sum(moved) / (span_s / 1e3) / 1e9 if span_s else 0.0,
             link_peak_gbps=self._peak_gbps,

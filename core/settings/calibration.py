@@ -42,7 +42,7 @@ class CalibrationSettings:
         Param(
             "Train the estimator on at most this many of the tokens read, drawn evenly from all of them. Their states "
             "are on disk meanwhile, about 2 (H + E) bytes a token and layer. The paper trains on 4 to 5 million.",
-            title="Estimator: training tokens",
+            title="Estimator: trained on",
             low=16,
             high=100_000_000,
             step=1,
@@ -77,7 +77,7 @@ class CalibrationSettings:
             "Train the routing-path predictor on at most this many tokens, prompts included. Their experts are on disk "
             "meanwhile, L k bytes a token (twice that with more than 256 experts a layer). The most tokens to read, if "
             "there is such a limit, holds here as well.",
-            title="Routing path: training tokens",
+            title="Routing path: trained on",
             low=16,
             high=100_000_000,
             step=1,

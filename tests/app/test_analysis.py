@@ -133,6 +133,20 @@ def test_a_file_from_elsewhere_has_hit_rates_and_times_only_when_they_are_typed(
     assert ahead.copies >= plain.copies
 
 
+def test_routing_of_another_model_than_the_loaded_one_says_so(chatted: tuple[Host, int], tmp_path: Path) -> None:
+    host, chat = chatted
+    (loaded,) = host.store.steps.loads([host.models.load_id or 0])
+    own = sources.from_store(host.store, RoutingSource("chat", chat), tmp_path / "own.trace")
+    assert own.model_hash and sources.beside(own, loaded) == own
+    other = sources.beside(replace(own, model="org/Other", model_hash="other", notes=("Cut.",)), loaded)
+    assert other.notes == ("Recorded with Other, not with Demo model (bundled), which is loaded.", "Cut.")
+    question = Question(RoutingSource("chat", chat), ("lru",), budgets="50%", load=host.models.load_id)
+    ended(host.analyst.start(question))
+    assert host.analyst.table is not None and not any(
+        "Recorded with" in note for note in host.analyst.table.about.notes
+    )
+
+
 def test_a_file_of_the_loaded_model_s_shape_takes_its_times(chatted: tuple[Host, int], tmp_path: Path) -> None:
     host, _ = chatted
     random = np.random.default_rng(0)
@@ -289,6 +303,8 @@ def test_choices_name_what_there_is(chatted: tuple[Host, int]) -> None:
     host, chat = chatted
     offered = {value: title for title, value in sources.choices(host.store, host.models.load_id)}
     assert next(iter(offered)) == f"load:{host.models.load_id}"
-    assert "12 tokens" in offered[f"chat:{chat}"]
+    (trace,) = host.store.traces(chat)
+    assert f"· {trace.tokens} tokens recorded" in offered[f"chat:{chat}"], "as the result counts them"
     assert list(offered)[-1] == "file"
+    assert RoutingSource.parse("load:3", load=7) == RoutingSource("load", 7), "the form was drawn before this load"
     assert RoutingSource.parse("file", ' "x.trace" ', 3) == RoutingSource("file", path="x.trace", experts=3)

@@ -85,6 +85,8 @@ def test_the_prefetcher_that_saves_most_and_those_that_are_no_worse() -> None:
     assert "is no worse beyond noise" in best.text
     slower = of_lab(lab_of({"none": parts(BASE), "gate": parts(BASE + 1, NOISE[::-1])}, "gate"))
     assert slower is not None and slower.changes == {"predictor": "none"}, "the one in use does not pay"
+    same = of_lab(lab_of({"none": parts(BASE), "gate": parts(BASE, NOISE[::-1])}, "gate"))
+    assert same is not None and not same.changes, "nothing is gained without it, either"
     nothing = of_lab(lab_of({"none": parts(BASE), "gate": parts(BASE + 1)}))
     assert nothing is not None and not nothing.changes
     assert of_lab(lab_of({"none": parts(BASE)})) is None and of_lab(lab_of({"gate": parts(BASE)})) is None

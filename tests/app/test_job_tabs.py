@@ -9,10 +9,12 @@ from typing import Any
 import numpy as np
 import pytest
 
+from app.services import probes
 from app.services.analysis import analyst, tables_csv
 from app.services.analysis.lab import Lab, Run
 from app.services.analysis.whatif import Table
 from app.ui.tabs import analysis_figures, analysis_views, calibrate_figures, calibrate_views, lab_views
+from app.ui.tabs.analysis_answers import measured_on
 from core.policy.substitute.list_lengths import ListRule
 from core.profile import PARTS, Profile
 from core.settings.calibration import CalibrationSettings
@@ -220,6 +222,12 @@ def test_super_experts_are_named_with_how_far_they_stand_out() -> None:
     profile.peaks[1, 3] = 500
     text = unescape(calibrate_views.summary(profile, 1))
     assert "1, protected by default" in text and "1:3 (output up to 500, 250 times its layer's median)" in text
+
+
+def test_a_result_says_whether_it_is_of_this_machine() -> None:
+    assert measured_on(probes.machine()).startswith("Measured on this machine: ")
+    assert "on another machine: A &lt;64&gt;." in measured_on("A <64>") and "bench systems" in measured_on("A <64>")
+    assert "perhaps on another machine" in measured_on(None)
 
 
 def test_the_time_it_may_take() -> None:

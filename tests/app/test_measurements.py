@@ -9,6 +9,7 @@ from fastapi.testclient import TestClient
 
 from app.server.api import build_app
 from app.server.live_state import host_state, jobs_state
+from app.services.analysis.best import of_quality
 from app.services.analysis.quality import QualityForm, QualityResult
 from app.services.calibrator import Reading
 from app.services.comparer import AS_KEPT, NOW, PLAIN, RESULT, Comparer, SidesQuestion, compare
@@ -165,6 +166,18 @@ def test_the_front_stands_out(dark: bool) -> None:
     said = quality_views.summary(answer)
     assert "a &lt;text&gt;" in said and "No profile" in said and "Not all modes" not in said
     assert "emulated link" in said and "Exact at 50 %" in said and "<b>80.0 tok/s</b>" in said
+
+
+@pytest.mark.parametrize(("ms", "best"), [(9.9, "Exact"), (5.0, "Drop")])
+def test_the_cards_name_the_same_best_as_the_sentence_below(ms: float, best: str) -> None:
+    exact = replace(rows()[0], tpot_ms=10.0, tpot_ms_se=0.1, tok_s=100.0, exact_match=0.5)
+    drop = replace(exact, mode="drop", title="Drop", tpot_ms=ms, tok_s=1e3 / ms)
+    answer = QualityResult(ABOUT, (exact, drop), whole=True)
+    said, sentence = quality_views.summary(answer), of_quality(answer)
+    assert (
+        f"<b>{1e3 / ms if best == 'Drop' else 100:.1f} tok/s</b><small>{best} · " in said.split("Best without loss")[-1]
+    )
+    assert sentence is not None and ("exact mode is best" if best == "Exact" else "Drop is best") in sentence.text
 
 
 def test_without_questions_agreement_stands_for_accuracy() -> None:

@@ -7,11 +7,11 @@ from typing import Any
 import gradio as gr
 import pytest
 
-from app.server.live_state import stamp
+from app.server.live_state import host_state, stamp
 from app.services.evaluator import Evaluation
 from app.services.host import Host
 from app.services.importer import ImportJob
-from app.services.loading import Loaded
+from app.services.loading import Loaded, Loading
 from app.store import Chat
 from app.ui.controls import answered
 from app.ui.news import noticed
@@ -23,8 +23,10 @@ from app.ui.tabs.calibrate import CalibrateTab
 from app.ui.tabs.chat_live import ChatLive
 from app.ui.tabs.library import LibraryTab
 from app.ui.tabs.quality import QualityTab
+from app.ui.text import notice
 from core.engine.arithmetic import Arithmetic
 from core.errors import MoestroError
+from core.settings.config import Settings
 from tests.app.conftest import WAIT_S, ended, open_host, page
 from tests.fake_models import fake_pack
 
@@ -136,6 +138,23 @@ def test_the_end_of_a_job_is_said_once_and_taken_back_by_the_next_one(host: Host
     assert redraw() == gr.skip()
 
 
+@pytest.mark.parametrize(
+    ("said", "passes"),
+    [
+        (Evaluation("demo", Settings()).no_answer(), True),
+        (Loading("demo").no_answer(), True),
+        (Loading("demo").refusal("try again"), True),
+        ("This chat is already being answered. Stop that answer or let it end, then ask again.", True),
+        ("No model at somewhere.", False),
+        ("The message is empty.", False),
+    ],
+)
+def test_what_says_who_is_busy_is_marked_to_go_once_nobody_is(said: str, passes: bool) -> None:
+    """The page takes it away; said again in the same words, it is news."""
+    assert ("data-while-busy" in notice(said)) == passes
+    assert (notice(said) != notice(said)) == passes
+
+
 def test_a_press_comes_with_the_page_s_state_of_when_it_was_made() -> None:
     """If it comes after the redraw that tells of the job's end, the page has an old stamp and is redrawn again."""
 
@@ -154,6 +173,26 @@ def test_an_event_tells_one_component_that_it_is_pending(host: Host) -> None:
     events = create_ui(host).fns.values()
     assert max(len(event.outputs) for event in events) > 80
     assert {len(event.show_progress_on or event.outputs) for event in events} == {1}
+
+
+def test_a_page_is_served_as_things_are(tmp_path: Path) -> None:
+    """Not as they were when it was built, which it would show until the server's first answers come."""
+    host = open_host(tmp_path, loaded=False)
+    ui = create_ui(host)
+
+    def shown() -> dict[str, Any]:
+        return {one["props"].get("elem_id"): one["props"] for one in ui.config["components"]}
+
+    assert "No model loaded" in shown()["model-status"]["value"]
+    assert host.loader.load(host.loader.plan("demo")).join(WAIT_S)
+    assert host.models.change_many({"budget": "37%", "predictor": "gate"}) == ""
+    now = shown()
+    assert (now["set-budget"]["value"], now["set-budget-text"]["value"]) == (37, "37%")
+    assert now["set-predictor"]["value"] == "gate" and now["set-predictor-width"]["visible"]
+    assert "Auto, changed" in str(now["set-preset"]["choices"]) and now["reset-preset"]["visible"]
+    assert "Demo model" in now["model-status"]["value"] and "data-exactness" in now["loaded"]["value"]
+    assert 'data-loaded="1"' in now["fit"]["value"]["html"]
+    assert now["known"]["value"]["settings"] == host_state(host)["settings"], "no redraw is asked for"
 
 
 def test_what_changes_while_a_page_is_made_is_drawn_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

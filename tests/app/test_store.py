@@ -94,7 +94,8 @@ def test_chats_are_listed_renamed_and_deleted_with_their_figures(store: Store) -
     store.token(load, second, other, 0, "one ", a_step(2), {})
     store.chats.finish(other, "done")
     newest, oldest = store.chats.all()
-    assert (newest.title, newest.messages, newest.tokens) == ("second", 2, 1)
+    assert (newest.title, newest.messages, newest.tokens) == ("second", 2, 1), "it has no figures"
+    assert (oldest.messages, oldest.tokens) == (2, STATS["new_tokens"]), "as the line under the answer says"
     assert oldest.title.startswith("How do caches work? xxx")
     assert len(oldest.title) == 60
     assert store.chats.messages(first)[1].stats == STATS

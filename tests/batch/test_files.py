@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from app.services.batch.answers_file import AnswersFile
 from app.services.batch.lines import Line, read
 from app.services.batch.records import answered, refused
-from app.services.batch.run import Run
+from app.services.batch.run import Progress, Run
 from core.errors import MoestroError
 
 CHAT = {"model": "any", "messages": [{"role": "user", "content": "why"}]}
@@ -131,6 +131,26 @@ def test_errors_are_asked_again_when_that_is_wanted(tmp_path: Path) -> None:
     run.answer(Echo())
     run.close()
     assert ids(out) == ["b", "a"] and "error" not in json.loads(out.read_text().splitlines()[1])
+
+
+@pytest.mark.parametrize("id", [{}, {"id": "b"}])
+def test_a_line_that_was_mended_is_answered_and_its_error_is_gone(tmp_path: Path, id: dict[str, str]) -> None:
+    good, mended = json.dumps({"prompt": "a", "id": "a"}), json.dumps({"prompt": "b", **id})
+    out = tmp_path / "out"
+
+    def ran(*lines: str) -> Progress:
+        (tmp_path / "in").write_text("\n".join(lines))
+        run = Run(tmp_path / "in", out, threading.Event())
+        run.answer(Echo())
+        run.close()
+        return run.progress
+
+    assert ran(good, mended[:-1], mended[:-2]).errors == 2
+    assert ran(good, mended[:-1], mended[:-2]).failed_before == 2, "as they are, they are not read again"
+    now = ran(good, mended, mended[:-2])
+    assert (now.before, now.failed_before, now.done, now.errors) == (2, 1, 1, 0)
+    assert ids(out) == ["a", "line-3", id.get("id", "line-2")]
+    assert ["error" in json.loads(line) for line in out.read_text().splitlines()] == [False, True, False]
 
 
 def test_nothing_is_begun_after_the_first_interruption(tmp_path: Path) -> None:

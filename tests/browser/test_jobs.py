@@ -84,6 +84,11 @@ def test_a_calibration_ends_with_a_summary_and_opens_what_needs_it(open_page: Op
     assert page.evaluate(FITS)
 
 
+def test_how_long_it_may_take_stands_there_before_a_calibration(dashboard: Dashboard) -> None:
+    dashboard.page.get_by_role("tab", name="Calibrate").click()
+    dashboard.wait_text("#calibration-rough", "tokens to read")
+
+
 LINES = 8
 
 
@@ -119,6 +124,9 @@ def test_answered_followed_stopped_and_gone_on_with(dashboard: Dashboard, server
     dashboard.wait_text("#batch-progress", "topping after those being written")
     page.click("#batch-cancel")
     dashboard.wait_text("#batch-alert", "Stopped")
+    page.get_by_role("tab", name="Chat + Live").click()
+    page.wait_for_selector("text=The model is being used for a batch", state="hidden")  # as it is not any more
+    batch(dashboard)
     (out,) = server.home.glob("batches/prompts-*.answers.jsonl")
     before = {one["id"] for one in map(json.loads, out.read_text("utf-8").splitlines())}
     assert "line 0" in before and len(before) < LINES

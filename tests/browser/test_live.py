@@ -1,5 +1,7 @@
 """The live deck: it draws what the engine says, answers mouse and keyboard; and the regret meter on it."""
 
+import json
+import urllib.request
 from pathlib import Path
 
 import pytest
@@ -150,20 +152,61 @@ def test_the_badge_says_where_exact_is_up_to_rounding(dashboard: Dashboard) -> N
           say({ arithmetic: "fast", closeness: null }), say({ weights: "int8", closeness: 0.1,
             distance: { kl: 0.00043, kl_high: 0.00052, tokens: 512, agreed: 500, agreement_low: 0.95,
               agreement_high: 0.98 } }),
-          say({ lossy: true }), say({ lossy: false, arithmetic: "reference", weights: "", closeness: 0, distance: null,
-            fallback: "it has other layers" }), say({ fallback: "" })];
+          say({ lossy: true, rate: 0.283, of: 600, window: 64 }), say({ lossy: false, rate: null, weights: "",
+            arithmetic: "reference", closeness: 0, distance: null, fallback: "it has other layers" }),
+          say({ fallback: "" })];
         badge.remove();
         return said; }"""
     )
     words = ["EXACT UP TO ROUNDING", "LOSSY", "EXACT", "EXACT for int8 weights", "EXACT", "EXACT, fast arithmetic"]
-    words += ["EXACT for int8 weights, fast arithmetic, KL 0.00043", "LOSSY", "EXACT", "EXACT"]
+    words += ["EXACT for int8 weights, fast arithmetic, KL 0.00043", "LOSSY 28.3 % lately", "EXACT", "EXACT"]
     assert [one[0] for one in said] == words and "int8 weights" in said[3][1]
     short = ["UP TO ROUNDING", *words[1:5], "EXACT, fast", "EXACT for int8 weights, fast", *words[7:]]
     assert [one[2] for one in said] == short
     assert "not measured" in said[5][1] and "the same for 500 of 512 (95 %: 95.0–98.0 %)" in said[6][1]
     assert "KL of 0.00043 nats a token (95 %: up to 0.00052)" in said[6][1]
     assert "The reference arithmetic computes: it has other layers." in said[8][1] and "reference" not in said[9][1]
+    assert "for the last 64 passes, 28.3 % of 600 were" in said[7][1], "not of the answer, under which its own share is"
     assert "by no more than 1e-6 of the largest" in said[0][1] and "rounding" not in said[2][1]
+
+
+def test_link_and_disk_have_one_unit_also_while_a_prompt_is_read(dashboard: Dashboard) -> None:
+    said = dashboard.page.evaluate(
+        """async () => {
+        const { Figures } = await import("/ui/deck/js/figures.js");
+        const box = {}, figures = new Figures((key) => (box[key] ??= document.createElement("b")));
+        document.createElement("p").append(figures.find("split"));
+        const frame = { tpot_ms: 10, tok_s: 100, underway: null, shape: { layers: 6 }, hit: 0.5, window: 1, passes: 2,
+          link_gbps: 0.041, link_peak_gbps: 0.3, link_limit_gbps: 20, exact: true, lossy: null, quality: null,
+          step: [7, 8], decode: [0, 1], tokens: [300, 1], total_ms: [9, 10], disk_bytes: [9e9, 405e3],
+          emulated: false, busy: true,
+          limit: { share: null, total_ms: 0, parts_ms: {} } };
+        const say = (news) => { figures.kpis({ ...frame, ...news });
+          return ["tok-sub", "link", "link-unit", "link-sub", "disk", "disk-unit", "disk-sub"].map((key) =>
+            box[key].textContent); };
+        return [say({}), say({ disk_bytes: [0, 6e6] }), say({ underway: [2, 300, 3, 3e9, 1e8] })]; }"""
+    )
+    assert said[0] == ["answering", "41.0", "MB/s", "peak 300 of 20000", "40.5", "MB/s", "405.0 kB/token"]
+    assert said[1][1:6] == ["0.041", "GB/s", "peak 0.30 of 20.0", "0.60", "GB/s"]
+    assert said[2][:4] == ["prompt, layer 3/6", "1.50", "GB/s", "peak 1.50 of 20.0"]
+    assert said[2][4:] == ["0.050", "GB/s", "100.0 MB in this pass"]
+
+
+def test_answers_to_be_checked_are_counted_and_followed(dashboard: Dashboard) -> None:
+    said = dashboard.page.evaluate(
+        """async () => {
+        const { waiting } = await import("/ui/deck/js/quality.js");
+        return [[0, 0, false], [1, 0.254, false], [2, 0.5, false], [2, 0, true]].map(([count, share, busy]) =>
+            waiting({ busy, unscored: [count, share] })); }"""
+    )
+    assert said == [
+        "",
+        "Checking 1 answer: 25 %",
+        "Checking 2 answers, the first: 50 %",
+        "2 answers to be checked once the model is idle",
+    ]
+    with urllib.request.urlopen(f"{dashboard.url}/live/state", timeout=30) as reply:
+        assert json.load(reply)["host"]["unscored"][0] == 0
 
 
 def test_what_prefetching_is_worth_is_said_once_something_was_prefetched(dashboard: Dashboard) -> None:

@@ -56,6 +56,27 @@ def test_a_warning_can_be_overridden_and_a_hard_problem_cannot(dashboard: Dashbo
     dashboard.wait_text("#fit", "Fits")
 
 
+PRIMARY = """(is) => { const colour = (s) => getComputedStyle(document.querySelector(s)).backgroundColor;
+    return is === (colour('#load') === colour('#send')); }"""
+
+
+def test_load_stands_out_only_where_it_does_something(dashboard: Dashboard, tmp_path: Path) -> None:
+    page, box = dashboard.page, dashboard.page.locator("#model input")
+    dashboard.wait_text("#fit", "Fits")
+    page.wait_for_function(PRIMARY, arg=False)  # what is loaded
+    dashboard.choose("set-format", "int8")
+    page.wait_for_function(PRIMARY, arg=True)
+    dashboard.choose("set-format", "checkpoint")
+    page.wait_for_function(PRIMARY, arg=False)
+    box.fill(str(tmp_path / "nothing-here"))
+    box.press("Enter")
+    dashboard.wait_text("#fit", "Cannot be loaded")
+    page.wait_for_function(PRIMARY, arg=False)
+    box.fill("demo")
+    box.press("Enter")
+    dashboard.wait_text("#fit", "Fits")
+
+
 def test_a_budget_can_be_typed_and_a_bad_one_is_explained(dashboard: Dashboard) -> None:
     dashboard.advanced()
     box = dashboard.page.locator("#set-budget-text").get_by_role("textbox")

@@ -61,6 +61,32 @@ def test_a_lossy_side_is_told_by_its_logits(engine: Engine) -> None:
     assert found.a.changed == 0 and found.b.changed is not None and found.b.changed > 0
 
 
+def test_guessed_tokens_have_no_part_in_it(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    drafts, real = set[object](), module.start_mode
+
+    def start(engine: Engine, settings: Settings) -> None:
+        drafts.add(settings["drafts"])
+        real(engine, settings)
+
+    monkeypatch.setattr(module, "start_mode", start)
+    a, b = sides(engine, drafts="lookup")
+    assert beside(engine, ASKED, a, b, tokens=FEWEST, rounds=1).differing == {} and drafts == {"off"}
+
+
+def test_the_live_figures_leave_it_out(engine: Engine) -> None:
+    def live() -> tuple[list[int], object, object, float, bool]:
+        frame = engine.frame()
+        passes = frame.columns["step"].tolist()
+        return passes, frame.marks, frame.coactivation.tolist(), frame.hit, frame.exact
+
+    list(engine.generate(ASKED, Sampling(max_new_tokens=3)))
+    before, (a, b) = live(), sides(engine, miss="drop", budget="75%")
+    beside(engine, ASKED, a, b, tokens=FEWEST, rounds=1)
+    assert live() == before
+    list(engine.generate(ASKED, Sampling(max_new_tokens=3)))
+    assert len(live()[0]) > len(before[0]), "they go on with the next answer"
+
+
 def test_what_is_wrong_is_said_and_a_cancel_leaves_nothing_changed(engine: Engine) -> None:
     before = engine.settings
     a, b = sides(engine, budget="75%")

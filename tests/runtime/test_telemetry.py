@@ -110,14 +110,16 @@ def test_a_frame_shows_the_passes_themselves(looks_every: int) -> None:
     rng, shape = np.random.default_rng(0), ModelShape(layers=3, experts=8, top_k=2, hidden=4, expert_bytes=8)
     telemetry, steps = Telemetry(shape), list[StepRecord]()
     for index in range(2 * RING + 300):
+        accepted = int(rng.integers(0, 4)) if index % 3 else 0
         layer = np.sort(rng.integers(0, 3, rng.integers(0, 9))).astype(np.int16)
         step = StepRecord(
             index=index,
             phase="decode" if index % 11 and not 600 < index < 700 else "prefill",
-            tokens=1,
+            tokens=1 + accepted,
+            accepted=accepted,
             **{name: float(value) for name, value in zip(TIMES, rng.random(len(TIMES)), strict=True)},
             **{name: int(value) for name, value in zip(COUNTS, rng.integers(0, 1 << 40, len(COUNTS)), strict=True)},
-            ids=rng.integers(0, 8, (3, 1, 2)).astype(np.int16),
+            ids=rng.integers(0, 8, (3, 1 + accepted, 2)).astype(np.int16),
             layer=layer,
             expert=rng.integers(0, 8, layer.size).astype(np.int16),
             outcome=rng.integers(0, len(Outcome), layer.size).astype(np.uint8),
@@ -144,10 +146,12 @@ def check(found: Frame, tail: list[StepRecord], steps: list[StepRecord]) -> None
         assert shown[name] == column(name, np.float32)
     window, kept = steps[-WINDOW:], steps[-RING:]
     decode = [s for s in kept if s.phase == "decode"][-WINDOW:]
-    assert (found.window, found.passes) == (len(decode), len(window))
+    written = len(decode) + sum(s.accepted for s in decode)
+    assert (found.window, found.passes) == (written, len(window))
     hits, requests = sum(s.hits for s in decode), sum(s.requests for s in decode)
     moved, span_s = sum(s.demand_bytes + s.prefetch_bytes for s in window), sum(s.total_ms for s in window) / 1e3
-    assert found.tpot_ms == pytest.approx(sum(s.total_ms for s in decode) / max(1, len(decode)))
+    assert found.tpot_ms == pytest.approx(sum(s.total_ms for s in decode) / max(1, written))
+    assert found.tpot_ms == pytest.approx(1e3 / found.tok_s if found.tok_s else 0), "guesses count in both"
     assert found.net_ms == pytest.approx(sum(s.net_ms for s in decode) / max(1, len(decode)))
     assert found.hit == pytest.approx(hits / requests if requests else np.nan, nan_ok=True)
     assert found.link_gbps == pytest.approx(moved / span_s / 1e9)

@@ -88,6 +88,8 @@ class Analyst(JobOwner[Analysis]):
         clear(self._folder, *FILES)
         self._folder.mkdir(parents=True, exist_ok=True)
         routing = self._routing(job, question)
+        for loaded in self.store.steps.loads([question.load] if question.load is not None else []):
+            routing = sources.beside(routing, loaded)
 
         def work(tasks: Sequence[Task]) -> list[Any]:
             return self._work(job, tasks, routing.tokens)

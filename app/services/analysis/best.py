@@ -82,10 +82,16 @@ def of_lab(lab: Lab) -> Best | None:
         return None
     run, (less, error) = max(found, key=lambda one: one[1][0])
     if not surely_more(less, error, len(found)):
-        return Best(
+        text = (
             f"No prefetcher that was tested makes a token faster beyond noise here: the best of them, "
-            f"{named(run.predictor)}, by {amount(less, error)} ms.",
-            {"predictor": NONE} if lab.about.chosen[1] != NONE else {},
+            f"{named(run.predictor)}, by {amount(less, error)} ms."
+        )
+        used = next((gap for one, gap in found if one.predictor == lab.about.chosen[1]), None)
+        costs = used is not None and surely_more(-used[0], used[1])
+        return (
+            Best(f"{text} Without one it is faster than with the one in use.", {"predictor": NONE})
+            if costs
+            else Best(text)
         )
     part = f" ({100 * less / plain.tpot_ms:.0f} %)" if plain.tpot_ms else ""
     rest = [(other, gain(run.blocks, other.blocks)) for other, _ in found if other is not run]
@@ -98,29 +104,39 @@ def of_lab(lab: Lab) -> Best | None:
     )
 
 
-def of_quality(answer: QualityResult) -> Best | None:
-    """Of an evaluation, at the smallest share of resident experts: the fastest mode that is faster than exact mode
-    beyond noise, and not worse beyond noise. None without exact mode."""
+Faster = tuple[EvaluationRow, tuple[float, float], tuple[float, float]]
+"""A mode, the milliseconds a token that it saves and the accuracy that it loses, each with its standard error."""
+
+
+def without_loss(answer: QualityResult) -> tuple[EvaluationRow, Faster | None] | None:
+    """At the smallest share of resident experts: exact mode, and the fastest mode that is faster beyond noise and not
+    worse beyond noise. None without exact mode, or without another."""
     ran = [row for row in answer.rows if not row.problem and row.tpot_ms is not None]
     exact = min((row for row in ran if row.mode == "exact"), key=lambda row: row.residency, default=None)
-    if exact is None:
+    others = [row for row in ran if exact is not None and row.residency == exact.residency and row is not exact]
+    if exact is None or not others:
         return None
     figure = accuracy_of(answer.rows)
     questions = int(answer.about["questions"]["seen"]) if figure == "exact_match" else 0
-    named_figure = "exact match" if figure == "exact_match" else "agreement"
-    faster = []
-    others = [row for row in ran if row.residency == exact.residency and row is not exact]
+    faster = list[Faster]()
     for row in others:
         saved, lost = _saved(row, exact), _lost(row, exact, figure, questions)
         if saved and lost and surely_more(*saved, len(others)) and not surely_more(*lost):
             faster.append((row, saved, lost))
-    place = f"With {100 * exact.residency:.3g} % of the experts resident"
-    if not others:
+    return exact, max(faster, key=lambda one: one[1][0], default=None)
+
+
+def of_quality(answer: QualityResult) -> Best | None:
+    """Of an evaluation: the mode `without_loss`. None where there is nothing to compare."""
+    if (found := without_loss(answer)) is None:
         return None
-    if not faster:
+    exact, faster = found
+    named_figure = "exact match" if accuracy_of(answer.rows) == "exact_match" else "agreement"
+    place = f"With {100 * exact.residency:.3g} % of the experts resident"
+    if faster is None:
         text = f"{place}, no mode is faster than exact mode beyond noise without being worse: exact mode is best."
         return Best(text, EXACT)
-    row, (less, error), (worse, unsure) = max(faster, key=lambda one: one[1][0])
+    row, (less, error), (worse, unsure) = faster
     part = f" ({100 * less / exact.tpot_ms:.0f} %)" if exact.tpot_ms else ""
     return Best(
         f"{place}, {row.title} is best: {amount(less, error)} ms a token{part} less than exact mode, and no loss "

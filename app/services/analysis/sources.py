@@ -20,6 +20,7 @@ from core.system.paths import named_path
 from core.types import Outcome
 
 TIMED = 4000  # passes, the last ones, that the clock is fitted to
+RECORDED = "SELECT chat, sum(tokens) AS tokens FROM steps WHERE chat IS NOT NULL AND layers > 0 GROUP BY chat"
 FILE = "file"  # the menu choice for a path or an upload
 NOTHING = "Nothing has been recorded there yet. Ask the model something first, or choose another source."
 UNRECORDED = "The routing of a text-to-text model is not recorded: there is nothing to replay. Choose another source."
@@ -35,11 +36,12 @@ class RoutingSource:
     experts: int = 0  # per layer, where a file does not say; 0 = the largest id in it, plus one
 
     @classmethod
-    def parse(cls, choice: str, path: str = "", experts: int = 0) -> RoutingSource:
-        """Parse the form's choice: "load:3", "chat:12", or "file" with `path`."""
+    def parse(cls, choice: str, path: str = "", experts: int = 0, load: int | None = None) -> RoutingSource:
+        """Parse the form's choice: "load:3", "chat:12", or "file" with `path`. `load` = of the model that is loaded: it
+        is meant by any load, as the form may have been drawn before it."""
         kind, _, rest = (choice or "").partition(":")
         if kind in ("load", "chat") and rest.isdigit():
-            return cls("load" if kind == "load" else "chat", int(rest))
+            return cls("chat", int(rest)) if kind == "chat" else cls("load", int(rest) if load is None else load)
         path = path.strip().strip('"')
         if not path:
             raise TraceError("Say which routing to look at: choose a chat, or give a trace file.")
@@ -70,7 +72,12 @@ def choices(store: Store, load: int | None) -> list[tuple[str, str]]:
     found = []
     if load is not None:
         found.append(("Since the model was loaded", f"load:{load}"))
-    found += [(f"{chat.title} · {chat.tokens} tokens", f"chat:{chat.id}") for chat in store.chats.all() if chat.tokens]
+    sizes = {row["chat"]: row["tokens"] for row in store.db.rows(RECORDED)}
+    found += [
+        (f"{chat.title} · {count(sizes[chat.id])} tokens recorded", f"chat:{chat.id}")
+        for chat in store.chats.all()
+        if chat.id in sizes
+    ]
     return [*found, ("A trace file…", FILE)]
 
 
@@ -145,6 +152,15 @@ def from_store(store: Store, source: RoutingSource, target: Path, limit: int = 0
         _link(last),
         tuple(notes),
     )
+
+
+def beside(routing: Routing, loaded: Load) -> Routing:
+    """With a note where it was recorded with another model than the one that is `loaded`."""
+    if routing.model_hash in ("", loaded.manifest.get("model_hash", "")):
+        return routing
+    of = name_of(routing.model) if routing.model else "another model"
+    note = f"Recorded with {of}, not with {name_of(loaded.model)}, which is loaded."
+    return replace(routing, notes=(note, *routing.notes))
 
 
 def shortened(trace: Trace, tokens: int, target: Path) -> FileTrace:

@@ -7,7 +7,7 @@ import os
 import shutil
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Set
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,7 +15,7 @@ from typing import Any
 
 from filelock import lock_descriptor
 
-from app.services.batch.records import decoded, encoded, failed, id_of, is_torn
+from app.services.batch.records import decoded, encoded, failed, id_of, is_torn, unread
 from core.errors import MoestroError
 from core.system.reading import FLAGS, irregular, open_regular, reason
 
@@ -59,16 +59,18 @@ class AnswersFile:
     """Open for one run, and locked against others. `done`: ids that have an answer, or an error;
     `failed`: those of errors that were there when it was opened."""
 
-    def __init__(self, file: Path, retry_errors: bool = False) -> None:
-        """`retry_errors`: take lines with errors out, so that they are run again. Raises MoestroError when the file
-        holds anything but answers, or cannot be used; it is unchanged then."""
+    def __init__(self, file: Path, retry_errors: bool = False, mended: Collection[str] = ()) -> None:
+        """`retry_errors`: take lines with errors out, so that they are run again; otherwise only that a line held no
+        prompt, of the `mended` ones ("line-N"). Raises MoestroError when the file holds anything but answers, or cannot
+        be used; it is unchanged then."""
         self._path = file
         self._out = _locked(file)
         try:
             with _error_names_file(file):
                 self._read()
-                if retry_errors and self.failed:
-                    self._drop_errors()
+                drop = self.failed if retry_errors else self._unread.intersection(mended)
+                if drop:
+                    self._drop_errors(drop)
         except BaseException:
             self._out.close()
             raise
@@ -86,7 +88,7 @@ class AnswersFile:
 
     def _read(self) -> None:
         """Take note of the answers; cut a torn last line off, or complete one that lacks its newline alone."""
-        self.done, self.failed, self._end = set[str](), set[str](), 0
+        self.done, self.failed, self._unread, self._end = set[str](), set[str](), set[str](), 0
         missing = b""
         for number, line in enumerate(self._lines(), 1):
             missing = b"" if line.endswith(b"\n") else b"\n"
@@ -102,16 +104,19 @@ class AnswersFile:
             self.done.add(id_of(record))
             if failed(record):
                 self.failed.add(id_of(record))
+            if unread(record):
+                self._unread.add(id_of(record))
         self._end += self._out.write(missing) or 0
 
-    def _drop_errors(self) -> None:
-        """Put a file without the errors in its place: at every moment there is a whole one."""
+    def _drop_errors(self, ids: Set[str]) -> None:
+        """Put a file without these errors in its place: at every moment there is a whole one."""
         place = Path(os.path.realpath(self._path))
         fd, name = tempfile.mkstemp(".new", "moestro-", place.parent)
         try:
             with open(fd, "wb") as fresh:
                 for line in self._lines():
-                    if (record := decoded(line)) is not None and not failed(record):
+                    record = decoded(line)
+                    if record is not None and not (failed(record) and id_of(record) in ids):
                         fresh.write(line)
                 fresh.flush()
                 os.fsync(fd)

@@ -48,6 +48,13 @@ def failed(record: Mapping[str, Any]) -> bool:
     return record.get("error") is not None
 
 
+def unread(record: Mapping[str, Any]) -> bool:
+    """Whether it says that its line held no prompt."""
+    why, id = record.get("error"), id_of(record)
+    message = why["message"] if isinstance(why, Mapping) else why
+    return message is not None and id.startswith("line-") and str(message).startswith(f"Line {id[5:]}: ")
+
+
 def id_of(record: Mapping[str, Any]) -> str:
     """The id of its prompt."""
     return str(record["custom_id"] if "custom_id" in record else record["id"])

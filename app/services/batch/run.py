@@ -80,7 +80,8 @@ class Run:
             raise MoestroError(f"{source} holds no prompt: it is empty.")
         if _same(source, out):
             raise MoestroError("The answers cannot go into the file of the prompts. Name another one.")
-        self._file = AnswersFile(out, retry_errors)
+        mended = {f"line-{line.number}" for line in read(source) if not line.problem}
+        self._file = AnswersFile(out, retry_errors, mended)
         known = [line.id for line in read(source) if line.id in self._file.done]
         self.progress = Progress(self.total, len(known), sum(one in self._file.failed for one in known))
 

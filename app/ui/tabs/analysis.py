@@ -191,7 +191,7 @@ class AnalysisTab:
             if kind == "lab":
                 predictors = [v.name for v in variants("predictor") if v.name != whatif.NONE]
             try:
-                source = RoutingSource.parse(choice, path or upload or "", whole(experts))
+                source = RoutingSource.parse(choice, path or upload or "", whole(experts), host.models.load_id)
                 host.analyst.start(
                     Question(
                         source,

@@ -8,6 +8,7 @@ from typing import Any
 
 import gradio as gr
 
+from app.services import probes
 from app.services.analysis.best import of_lab, of_table
 from app.services.analysis.whatif import Table
 from app.services.host import Host
@@ -17,6 +18,7 @@ from app.ui.controls import LIVE, answered, download, drawn, html, plot, sortabl
 from app.ui.tabs import lab_views
 from app.ui.tabs.analysis_figures import budget_curve, compared
 from app.ui.tabs.analysis_views import EMPTY, budgets, legend, listing, nearest, summary
+from app.ui.tabs.calibrate_views import when
 from app.ui.tabs.systems_figures import tpot_over_budgets
 from core.system.command import COMMAND
 
@@ -117,6 +119,18 @@ class LabAnswer:
         return answered([*head, *map(drawn, plots), lab_views.listing(lab)], 7)
 
 
+def measured_on(machine: object) -> str:
+    """Whether a result is of this machine, as HTML."""
+    if machine == (here := probes.machine()):
+        return f"Measured on this machine: {escape(here)}."
+    of = (
+        f"on another machine: {escape(str(machine))}"
+        if machine
+        else "perhaps on another machine, which it does not name"
+    )
+    return f"Measured {of}. For figures of this machine run <code>{COMMAND} bench systems</code>."
+
+
 class SystemsAnswer:
     """The newest result of `bench systems`: time per token over budgets. `values` fills `outputs`."""
 
@@ -134,8 +148,8 @@ class SystemsAnswer:
             return answered(None, 2)
         file, result = found
         head = (
-            f"<div class='whatif-head'><p><span class='tag'>measured</span> {escape(str(result['date']))}, "
+            f"<div class='whatif-head'><p><span class='tag'>measured</span> {escape(when(str(result['date'])))}, "
             f"{result['tokens']} tokens, {result['rounds']} rounds · {escape(str(result['device']))} · "
-            f"{escape(file.name)}.</p></div>"
+            f"{escape(file.name)}.</p><p>{measured_on(result.get('machine'))}</p></div>"
         )
         return answered([head, tpot_over_budgets(result, dark)], 2)

@@ -82,6 +82,8 @@ def budget_curve(table: Table, metric: str, dark: bool) -> Any:
     made = figure(traces, dark, f"{name} over budgets (simulated)", "experts resident", f"{name} ({unit})")
     _mark(made, table, metric, dark)
     made.update_xaxes(ticksuffix=" %", range=[0, 102])
+    if metric == "tpot_ms":
+        made.update_yaxes(rangemode="tozero")
     return made
 
 

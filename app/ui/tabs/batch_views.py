@@ -76,7 +76,7 @@ def plot(job: BatchJob, dark: bool) -> Any:
     return figure(
         [line],
         dark,
-        "Distinct experts a layer in the last passes of answers",
+        "Distinct experts a layer, last passes",
         "pass",
         "experts",
         240,

@@ -97,7 +97,7 @@ class CalibrateTab:
             elem_id="calibration-parts",
             info="Parts that are not ticked keep their earlier measurements.",
         )
-        with gr.Column(elem_id="calibration-estimator") as self.estimator:
+        with gr.Accordion("How predictors are trained", open=False, elem_id="calibration-training") as self.training:
             self.settings = [
                 control(replace(param, name=f"calibration.{name}"), param.default, simple=True)
                 for name, param in declared(CalibrationSettings).items()
@@ -142,6 +142,7 @@ class CalibrateTab:
         ticked = (self.kinds.change, self.parts.change)
         gr.on(
             [
+                self.tab.news.tick,
                 *ticked,
                 self.text.blur,
                 self.path.blur,
@@ -150,7 +151,7 @@ class CalibrateTab:
             ],
             self._fields,
             self.tab.form,
-            [self.text, self.path, self.estimator, self.rough],
+            [self.text, self.path, self.training, self.rough],
             **LIVE,
         )
         shown = [self.tab.news, self.layer, self.measure]

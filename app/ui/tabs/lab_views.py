@@ -29,6 +29,7 @@ HEADS = (
     ("bytes", "Prefetched"),
     ("bytes", "Wasted"),
 )
+FLAT_MS = 0.01  # where less is saved, the axis ends here: it would show noise
 
 
 def tested(lab: Lab) -> list[Run]:
@@ -90,6 +91,8 @@ def worth(lab: Lab, dark: bool) -> Any:
     made.add_hline(y=0, line=dict(color=quiet(dark), width=1, dash="dash"))
     most = max((run.wasted_bytes or 0.0) / 1e6 for run in runs) or 1.0
     made.update_xaxes(range=[-0.15 * most, 1.25 * most])
+    if max(abs(run.saved_ms or 0.0) for run in runs) < FLAT_MS:
+        made.update_yaxes(range=[-FLAT_MS, FLAT_MS])
     return made
 
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from html import escape
 from typing import Any
 
+from app.services.analysis.best import without_loss
 from app.services.analysis.quality import QualityResult, accuracy_of
 from app.ui.tabs.analysis_views import card, head, percent, rate, volume
 from app.ui.tabs.figures import PALETTE, PLACES, accent, figure, legend
@@ -33,6 +34,7 @@ HEADS = (
 )
 RATES = ("exact_match", "unseen_match", "agreement", "substituted_rate", "saved")
 NAMES = {"exact_match": "Exact match", "agreement": "Agreement with the exact model"}
+RIGHT = 0.8  # of the highest speed: from there on names stand left of their points, where there is room
 SYMBOLS = ("circle", "square", "diamond", "triangle-up", "star", "cross")
 
 
@@ -57,6 +59,7 @@ def plot(answer: QualityResult, dark: bool) -> Any:
     if not known:
         return None
     traces: list[Any] = []
+    right = RIGHT * max((row.tok_s or 0.0 for row in known), default=0.0)
     for at, (share, front) in enumerate(fronts(answer).items()):
         rows, colour = [row for row in known if row.residency == share], PALETTE[at % len(PALETTE)]
         traces.append(
@@ -79,7 +82,10 @@ def plot(answer: QualityResult, dark: bool) -> Any:
                 cliponaxis=False,
                 text=[row.title if row in front else "" for row in rows],
                 textfont=dict(size=10),
-                textposition=[PLACES[i % len(PLACES)] for i in range(len(rows))],
+                textposition=[
+                    "middle left" if (row.tok_s or 0.0) > right else PLACES[i % len(PLACES)]
+                    for i, row in enumerate(rows)
+                ],
                 customdata=[row.title for row in rows],
                 marker=dict(
                     size=10,
@@ -128,12 +134,13 @@ def summary(answer: QualityResult) -> str:
     busiest = max((row.others_cores or 0.0 for row in rows), default=0.0)
     if busiest > MUCH:
         notes.append(f"Other programs used up to {busiest:.1f} CPU cores during the runs: compare speeds with care.")
-    return head(tag, facts, notes, _cards(rows, questions["seen"] or about["text"]["tokens"]))
+    return head(tag, facts, notes, _cards(answer, questions["seen"] or about["text"]["tokens"]))
 
 
-def _cards(rows: Sequence[EvaluationRow], n: int) -> list[str]:
-    """At the smallest resident share: exact mode, and the fastest modes of equal or nearly equal accuracy, each with
-    the interval that accuracy on `n` questions or tokens has."""
+def _cards(answer: QualityResult, n: int) -> list[str]:
+    """At the smallest resident share: exact mode, the one that is best by the same rule as the sentence below, and the
+    fastest ones, each with the interval that accuracy on `n` questions or tokens has."""
+    rows, best = answer.rows, without_loss(answer)
     ran = [row for row in rows if not row.problem]
     if not ran:
         return []
@@ -143,7 +150,10 @@ def _cards(rows: Sequence[EvaluationRow], n: int) -> list[str]:
     if exact is None:
         return []
     found = [card(f"Exact at {percent(share)}", speed(exact.tok_s), sure(getattr(exact, figure_of), n))]
-    for most, label in ((0.0, "Fastest, no loss seen"), (0.05, "Within 5 points"), (1.0, "Fastest")):
+    if best is not None:
+        row = best[1][0] if best[1] is not None else best[0]
+        found.append(card("Best without loss", speed(row.tok_s), row.title, sure(getattr(row, figure_of), n)))
+    for most, label in ((0.05, "Fastest within 5 points"), (1.0, "Fastest")):
         least = (getattr(exact, figure_of) or 0.0) - most
         row = max((row for row in here if (getattr(row, figure_of) or 0.0) >= least), key=lambda one: one.tok_s or 0.0)
         found.append(card(label, speed(row.tok_s), row.title, sure(getattr(row, figure_of), n)))

@@ -16,6 +16,7 @@ DASHES = {
     "resident": "longdashdot",
 }
 LOSSY = " (changes answers)"
+NAME = 212  # pixels of the longest name, so that names stand in columns
 SYMBOLS = ("circle", "square", "triangle-up")  # of the first, second and third time that a colour is used
 
 
@@ -71,7 +72,7 @@ def tpot_over_budgets(result: Mapping[str, Any], dark: bool, height: int = 560) 
         )
         for name, (x, y) in bound_lines(result).items()
     ]
-    link = "emulated link" if result["link"] == "emulated" else "this machine's own link"
+    link = "emulated link" if result["link"] == "emulated" else "the machine's own link"
     made = figure(
         traces,
         dark,
@@ -80,7 +81,7 @@ def tpot_over_budgets(result: Mapping[str, Any], dark: bool, height: int = 560) 
         "time per token (ms)",
         height=height,
         showlegend=True,
-        legend=dict(font=dict(size=11), orientation="h", y=-0.16, yanchor="top"),
+        legend=dict(font=dict(size=10), orientation="h", y=-0.16, yanchor="top", entrywidth=NAME),
     )
     made.update_xaxes(ticksuffix=" %", range=[0, 102])
     made.update_yaxes(rangemode="tozero")

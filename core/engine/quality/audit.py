@@ -1,6 +1,6 @@
 """The exact model reads an answer again, a few tokens at a time, and gives its logits at each."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -26,6 +26,7 @@ class PendingAnswer:
     shadow: Shadow | None = None  # the shadow cache before the answer; copy it before use
     left: int = 3  # attempts left
     broken_off: bool = False  # the last attempt was interrupted
+    read: float = 0.0  # share of it that this attempt has read
 
 
 @dataclass(slots=True)
@@ -47,7 +48,12 @@ def score(bench: MeasurementSession, answer: PendingAnswer) -> Scores:
     scores, first = Scores(), len(answer.prompt) - 1
     ids = [*answer.prompt, *answer.tokens]
     last = first + max(len(answer.tokens) - 1, *answer.rows)
-    for at, logits in _read(bench, ids, first, last, _rows(bench, answer)):
+
+    def told(tokens: int) -> None:
+        answer.read = tokens / (last + 1)
+
+    told(0)
+    for at, logits in _read(bench, ids, first, last, _rows(bench, answer), told):
         for i, row in enumerate(logits):
             token = at + i - first
             if token < len(answer.tokens):
@@ -65,14 +71,16 @@ def _rows(bench: MeasurementSession, answer: PendingAnswer) -> int:
 
 
 def _read(
-    bench: MeasurementSession, ids: Sequence[int], first: int, last: int, rows: int
+    bench: MeasurementSession, ids: Sequence[int], first: int, last: int, rows: int, told: Callable[[int], None]
 ) -> Iterator[tuple[int, torch.Tensor]]:
     """Yields (position, logits [n, V] from there on) for positions first..last; earlier ones are read
-    without logits."""
+    without logits. `told` hears how many tokens were read."""
     cache, chunk = bench.kv.fresh(), min(CHUNK, bench.chunk) if bench.carried else bench.chunk
     rows = min(rows, chunk) if bench.carried else 1
     for at in range(0, first, chunk):
         bench.run(ids[at : min(at + chunk, first)], cache)
+        told(min(at + chunk, first))
     for at in range(first, last + 1, rows):
         some = ids[at : min(at + rows, last + 1)]
         yield at, bench.run(some, cache, "prefill" if len(some) > 1 else "decode", keep=len(some))
+        told(at + len(some))

@@ -38,6 +38,11 @@ class Meter:
         """Number of answers that `audit` still has a result for. May be called from any thread."""
         return len(self._waiting) + len(self._lost)
 
+    @property
+    def read(self) -> float:
+        """Share of the oldest queued answer that `audit` has read. May be called from any thread."""
+        return next((one.read for one in tuple(self._waiting)), 0.0)
+
     # ------------------------------------------------------------------ answers
 
     def begin(self) -> Sample:

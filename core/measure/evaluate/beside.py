@@ -44,6 +44,7 @@ def beside(
     if engine.text_to_text:
         raise SettingError("A text-to-text model reads no text token by token, so that two settings are not compared.")
     found = _Reading(), _Reading()
+    a, b = (one.with_({"drafts": "off"}) for one in (a, b))  # the tokens are given: each pass reads one
     with restored(engine):
         progress("A answers", 0.0)
         start_mode(engine, a)

@@ -126,12 +126,14 @@ def evaluate(
 
 @contextmanager
 def restored(engine: Engine) -> Iterator[Settings]:
-    """Inside, modes may change settings freely; yields the settings in force, and restores them at the end."""
+    """Inside, modes may change settings freely; yields the settings in force, and restores them at the end. The live
+    figures leave it out."""
     before = engine.settings
-    try:
-        yield before.with_({"telemetry": "on"})
-    finally:
-        engine.change(dict(before))
+    with engine.parts.telemetry.resting():
+        try:
+            yield before.with_({"telemetry": "on"})
+        finally:
+            engine.change(dict(before))
 
 
 def _measure(

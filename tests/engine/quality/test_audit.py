@@ -53,6 +53,20 @@ def test_figures_are_those_of_transformers(engine: Engine, reference: Any) -> No
     assert engine.quality.tokens == 48
 
 
+def test_how_far_an_audit_is_can_be_read(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen, compare = list[float](), audits.divergence
+
+    def compared(*rows: torch.Tensor) -> tuple[float, bool]:
+        seen.append(engine.scoring)
+        return compare(*rows)
+
+    monkeypatch.setattr(audits, "divergence", compared)
+    monkeypatch.setattr(audits, "LOGITS_BYTES", 1)  # one token at a time
+    say(engine, 6)
+    assert engine.scoring == 0 and engine.audit() is not None and engine.scoring == 0
+    assert 0 < seen[0] < seen[-1] < 1 and seen == sorted(seen)
+
+
 @pytest.mark.long(0.1)
 def test_passes_of_any_length_give_the_same(engine: Engine, reference: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(audits, "CHUNK", 7)

@@ -1,7 +1,7 @@
 // The parts of the deck that are text and boxes: key figures, memory bar, legends. Writes only what changed.
 
 import { bytes, short } from "./paint.js";
-import { passOf, partsOf, timeOf } from "./limit.js";
+import { decoded, passOf, partsOf, timeOf } from "./limit.js";
 import { PLACES } from "./maps.js";
 import { tell } from "/ui/exactness.js";
 
@@ -11,13 +11,6 @@ const SWATCH = ["host", "flight", "resident", "hit", "disk", "part"], LEGEND = [
 const unitOf = (gbps) => (gbps >= 0.5 ? ["GB/s", 1] : ["MB/s", 1000]);
 const rate = (gbps) => { const [unit, size] = unitOf(gbps); return `${short(gbps * size)} ${unit}`; };
 const tokens = (n) => `${n} token${n === 1 ? "" : "s"}`;
-
-/** The timelines' places of the last tokens that the key figures are over. */
-function decoded({ step, decode, window }) {
-  const found = [];
-  for (let i = step.length - 1; i >= 0 && found.length < window; i--) if (decode[i]) found.push(i);
-  return found;
-}
 
 /** What a comparison of tokens with prefetching and without it has found. */
 const measured = (ahead, without, tokens, pays) => `Prefetching ${pays ? "pays" : "is paused"}: ${short(ahead)} ms a token with it, ${short(without)} without (${tokens} tokens each)`;
@@ -49,7 +42,7 @@ export class Figures {
     const now = frame.underway && { seconds: frame.underway[0], tokens: frame.underway[1], layers: frame.underway[2], moved: frame.underway[3] };
     const reading = now && `${now.tokens > 1 ? "prompt" : "token"}, layer ${now.layers}/${frame.shape.layers}`;
     const link = now ? now.moved / now.seconds / 1e9 : frame.link_gbps, peak = Math.max(link, frame.link_peak_gbps); // of a pass that takes long: of that so far
-    const { gbps: disk, read, passes } = this.read(frame), [unit, size] = unitOf(Math.max(link, disk));
+    const { gbps: disk, read, written } = this.read(frame), [unit, size] = unitOf(Math.max(link, disk));
     this.text("tok-sub", reading || (frame.busy ? "answering" : "idle"));
     this.text("hit", frame.hit === null || Number.isNaN(frame.hit) ? "–" : (100 * frame.hit).toFixed(1));
     this.text("hit-sub", frame.window ? `last ${tokens(frame.window)}` : "no tokens yet");
@@ -58,9 +51,9 @@ export class Figures {
     this.text("link-unit", unit);
     this.text("link-axis", unitOf(frame.link_peak_gbps)[0]);
     this.text("link-sub", peak > 0 ? `peak ${short(peak * size)} of ${short(frame.link_limit_gbps * size)}` : `of ${rate(frame.link_limit_gbps)}`);
-    this.text("disk", passes ? short(disk * size) : "–");
+    this.text("disk", written ? short(disk * size) : "–");
     this.text("disk-unit", unit);
-    this.text("disk-sub", frame.underway ? `${bytes(read)} in this pass` : passes ? `${bytes(read / passes)}/token` : "no tokens yet");
+    this.text("disk-sub", frame.underway ? `${bytes(read)} in this pass` : written ? `${bytes(read / written)}/token` : "no tokens yet");
     this.find("emulated").hidden = !frame.emulated;
     tell({ lossy: Boolean(frame.lossy), rate: frame.lossy?.rate ?? null, of: frame.lossy?.assignments ?? 0, window: frame.passes, before: !frame.exact, quality: frame.quality });
     this.share(frame);
@@ -86,10 +79,10 @@ export class Figures {
 
   /** What was read from disk: for the last tokens, or so far for a pass that takes long. */
   read(frame) {
-    if (frame.underway) return { gbps: frame.underway[4] / frame.underway[0] / 1e9, read: frame.underway[4], passes: 1 };
-    let [read, ms, passes] = [0, 0, 0];
-    for (const i of decoded(frame)) { read += frame.disk_bytes[i]; ms += frame.total_ms[i]; passes++; }
-    return { gbps: read / (ms || 1) / 1e6, read, passes };
+    if (frame.underway) return { gbps: frame.underway[4] / frame.underway[0] / 1e9, read: frame.underway[4], written: 1 };
+    let [read, ms, written] = [0, 0, 0];
+    for (const i of decoded(frame)) { read += frame.disk_bytes[i]; ms += frame.total_ms[i]; written += frame.tokens[i]; }
+    return { gbps: read / (ms || 1) / 1e6, read, written };
   }
 
   /** The deck shows the disk's figure only where there is a disk to read from. */

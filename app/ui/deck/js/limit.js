@@ -20,6 +20,15 @@ export const passOf = ({ step, decode }, i) => `pass ${step[i]}, ${decode[i] ? "
 export const partsOf = ({ limit, step }, i) => Object.fromEntries(limit.names.map((name, row) => [name, limit.by_pass[row * step.length + i]]));
 export const timeOf = (frame, i) => Object.values(partsOf(frame, i)).reduce((sum, ms) => sum + ms, 0);
 
+const WINDOW = 64; // decode passes that the key figures are over
+
+/** Their places in the timelines. */
+export function decoded({ step, decode }) {
+  const found = [];
+  for (let i = step.length - 1; i >= 0 && found.length < WINDOW; i--) if (decode[i]) found.push(i);
+  return found;
+}
+
 const FIRST = 5; // parts in the legend while no token was computed
 
 export class TokenTime extends Timeline {
@@ -27,7 +36,7 @@ export class TokenTime extends Timeline {
 
   draw(frame) {
     super.draw(frame);
-    if (this.pass === null) this.words(frame.limit);
+    if (this.pass === null) this.words(frame);
     else this.text(`${passOf(frame, this.pass)}: ${short(timeOf(frame, this.pass))} ms`);
     this.legend(frame.limit, this.pass === null ? frame.limit.parts_ms : partsOf(frame, this.pass));
   }
@@ -42,8 +51,10 @@ export class TokenTime extends Timeline {
     this.level(surface, box, top, limit_ms, `limit ${short(limit_ms)}${policies_compared ? "" : ", policies not compared yet"}`, "text");
   }
 
-  words({ share, tokens, emulated_link }) {
-    this.text(share === null ? "ms" : `${Math.round(100 * share)} % of the speed limit, last ${tokens}${emulated_link ? ", emulated link" : ""}`);
+  words({ limit: { share, tokens, emulated_link }, ...frame }) {
+    const passes = decoded(frame), written = passes.reduce((sum, i) => sum + frame.tokens[i], 0) / passes.length;
+    const several = written > 1 ? `, ${short(written)} tokens a pass` : "";
+    this.text(share === null ? "ms" : `${Math.round(100 * share)} % of the speed limit, last ${tokens}${several}${emulated_link ? ", emulated link" : ""}`);
   }
 
   text(value) { const node = this.find("tpot-text"); if (node.textContent !== value) node.textContent = value; }

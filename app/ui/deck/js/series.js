@@ -82,10 +82,11 @@ export class Timeline {
   }
 
   flag(g, text, x, box, c) {
-    const most = box.w - 12;
+    const most = box.w - 12; // the tooltip has all of it
+    if (g.measureText(text).width > most) [text] = text.split(": ");
     if (g.measureText(text).width > most) {
       while (text.length > 4 && g.measureText(`${text}…`).width > most) text = text.slice(0, -1);
-      text += "…"; // the tooltip has all of it
+      text += "…";
     }
     const room = g.measureText(text).width + 8, left = Math.max(box.x, x + room > box.x + box.w ? x - room - 2 : x + 2);
     g.fillStyle = c.card; g.globalAlpha = 0.88; g.fillRect(left, box.y, room, 15); g.globalAlpha = 1;

@@ -196,7 +196,7 @@ class CacheLayout:
             self.core.resize(self.placement.sizes(self.slots), self.transit, self._allocate, self.arena.free)
         finally:
             self.slots = len(self.arena)  # fewer than requested if the device ran full
-        self.arena.pack(self.copies.targets())
+        self.arena.pack(self.copies.settle)
         self.core.held.moved()
 
     def _fit(self) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -11,7 +11,7 @@ import numpy.typing as npt
 from core.cache.counts import Counts
 from core.cache.hits import Hits
 from core.memory.slot import Slot
-from core.memory.ticket import LANDED, QUEUED, Link, Ticket
+from core.memory.ticket import QUEUED, Link, Ticket
 from core.policy.eviction import MakePolicy
 from core.types import Origin, Outcome, Segment
 
@@ -26,7 +26,7 @@ class SlotArena(Protocol):
     def fits(self, slot: Slot, layer: int) -> bool: ...
     def fit(self, slot: Slot, layer: int) -> None: ...
     def free(self, slot: Slot) -> None: ...
-    def pack(self, busy: Iterable[Slot]) -> None: ...
+    def pack(self, settle: Callable[[], None]) -> None: ...
     def __len__(self) -> int: ...
 
 
@@ -145,9 +145,10 @@ class Copies:
         """Experts with a copy that has not landed. Safe to call from any thread."""
         return {eid for eid, ticket in self.tickets.copy().items() if not self.link.landed(ticket)}
 
-    def targets(self) -> list[Slot]:
-        """The slots of copies that a copy thread has yet to issue, or is issuing."""
-        return [slot for ticket in self.tickets.values() if ticket.state != LANDED for slot in ticket.slots]
+    def settle(self) -> None:
+        """Return when no copy thread writes into a slot any more, nor will."""
+        for ticket in self.tickets.values():
+            self.link.settle(ticket)
 
     def quiet(self) -> bool:
         """Whether no copy is queued or in flight. Who asks may wait for all of them, so that none is left to who waits

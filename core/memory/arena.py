@@ -5,7 +5,7 @@ any number of slots between two tokens, and the bytes it reports are the bytes a
 is in which slot.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from functools import partial
 
 import torch
@@ -76,14 +76,14 @@ class Arena:
         self._take_back(slot)
         del self._slots[slot.index]
 
-    def pack(self, busy: Iterable[Slot]) -> None:
-        """Give back what freed slots left between others, by moving these; only between two passes. `busy`: slots with
-        copies that are not over, which cannot be moved."""
+    def pack(self, settle: Callable[[], None]) -> None:
+        """Give back what freed slots left between others, by moving these; only between two passes. `settle` returns
+        when nothing copies into slots any more, which may be long after the pass: the budget is kept from now on."""
         if self._slabs is not None and self._slabs.loose:
-            stays = {slot.index for slot in busy}  # before the device is waited for: what is not in it is over then
+            settle()
             torch.cuda.synchronize(self.device)
             with torch.inference_mode(False):
-                self._slabs.pack(stays, self._move)
+                self._slabs.pack(self._move)
         if self._slabs is not None:
             torch.cuda.empty_cache()  # freed memory is others', also between two answers
 

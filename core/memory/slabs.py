@@ -4,7 +4,7 @@ torch takes memory for tensors of 1 to 10 MiB in segments of 20 MiB, and for lar
 allocated one by one leave what is over in each segment unused; a slab fills its segment.
 """
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import torch
@@ -84,19 +84,14 @@ class Slabs:
         if not slab.held:
             self._slabs.remove(slab)
 
-    def pack(self, stays: Collection[int], move: Callable[[Slot, torch.Tensor], None]) -> None:
+    def pack(self, move: Callable[[Slot, torch.Tensor], None]) -> None:
         """Free the places that are left between slots: those of the emptiest slab go into free places elsewhere, and
-        where these do not suffice into a new slab that is no larger than needed. `move(slot, memory)` copies one; slots
-        whose index is in `stays` are not moved, nor is anything where the device has no room for a new slab."""
+        where these do not suffice into a new slab that is no larger than needed. `move(slot, memory)` copies one;
+        nothing is moved where the device has no room for a new slab."""
         while self.loose:
-            movable = [one for one in self._slabs if not any(slot.index in stays for slot in one.held.values())]
-            slab = min(movable, key=lambda one: len(one.held), default=None)
-            if slab is None:
-                return
+            slab = min(self._slabs, key=lambda one: len(one.held))
             if len(slab.held) > self._free_elsewhere(slab):
-                slab = min((one for one in movable if one.free), key=lambda one: len(one.held), default=None)
-                if slab is None:
-                    return
+                slab = min((one for one in self._slabs if one.free), key=lambda one: len(one.held))
                 torch.cuda.empty_cache()  # or a part of a larger slab that was freed would become the new one
                 try:
                     self._new(len(slab.held) - self._free_elsewhere(slab))

@@ -38,7 +38,7 @@ class VirtualSlots:
     def fit(self, slot: Slot, layer: int) -> None:
         """Does nothing."""
 
-    def pack(self, busy: Iterable[Slot]) -> None:
+    def pack(self, settle: Callable[[], None]) -> None:
         """Does nothing: slots have no memory that others could use."""
 
     def __len__(self) -> int:

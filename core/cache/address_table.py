@@ -62,8 +62,7 @@ class AddressTable:
         requests, copies, there = self._expert_cache.requests, self._expert_cache.copies, in_slot or self._in_slot
         copies.fence = fence
         try:
-            replay = requests.replay_hosted if self._hosted else requests.replay
-            found, submitted = replay(routed, lambda eid: bool(there[eid]))
+            found, submitted = requests.replay(routed, lambda eid: bool(there[eid]), hosted=self._hosted)
         finally:
             copies.fence = None
         self._submitted.update(submitted)

@@ -138,7 +138,9 @@ def _on_gpu(loaded: LoadedModel, modules: Sequence[Any]) -> Made:
     kernels = {codec: gpu_experts(modules[0], codec, launcher) for codec in plan.codecs.distinct}
     of = zip(modules, plan.codecs, strict=True)
     experts: list[ExpertMath] = [GpuMath(module, codec, kernels[codec]) for module, codec in of]
-    return experts, lambda: GpuProgram(loaded.model, loaded.sites, plan.context, device, launcher)
+    return experts, lambda: GpuProgram(
+        loaded.model, loaded.sites, plan.context, device, launcher, [kernels[codec] for codec in plan.codecs]
+    )
 
 
 def reference_passes(loaded: LoadedModel, hooked: HookedModel, step: MoEStep) -> Pipeline:

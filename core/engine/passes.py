@@ -110,9 +110,8 @@ class Passes:
         self._pipeline.announce(*[one for one in ahead if one[1]])  # searched for while these ones are computed
         began_s = time.perf_counter()
         keep = 1 + len(work[0][0].draft)
-        logits = self._pipeline.forward(
-            batch, keep, _stop(work), self._progress(work, total) if phase == "prefill" else None
-        )
+        progress = self._progress(work, total) if phase == "prefill" else None
+        logits = self._pipeline.forward(batch, keep, _stop(work), progress, settles=False)
         if device.type == "cuda":
             torch.cuda.current_stream(device).synchronize()  # prefetches may go on
         model_s = time.perf_counter() - began_s

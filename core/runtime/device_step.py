@@ -8,19 +8,38 @@ next token is launched, it counts hits and misses, and admits experts by the sam
 activation and sum has the bits of `core.runtime.moe_step` on this GPU.
 """
 
+from __future__ import annotations
+
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
+from typing import NamedTuple
 
 import torch
 
 from core.cache.address_table import AddressTable
 from core.cache.expert_cache import ExpertCache
 from core.errors import HostError
-from core.runtime.batch import Batch
+from core.runtime.batch import Batch, Share
 from core.runtime.expert_math import ExpertMath
 from core.runtime.host_join import HostJoin
 from core.runtime.program.gpu.rows import GpuMath
 from core.runtime.step_sink import StepSink
+
+
+class Ahead(NamedTuple):
+    """A pass over a share's one token, decided about before it was asked for: its KV had such a length. It was launched
+    by `step`, or is left to the host."""
+
+    share: Share
+    length: int
+    step: DeviceStep | None = None
+    logits: torch.Tensor | None = None  # [1, V]
+
+    def is_of(self, batch: Batch) -> bool:
+        """Whether it computes what follows now."""
+        own, share = self.share, batch.shares[0]
+        kv = share.kv if len(batch.shares) == 1 else None
+        return kv is not None and kv is own.kv and kv.length == self.length and [*share.tokens] == [*own.tokens]
 
 
 class DeviceStep:
@@ -44,13 +63,17 @@ class DeviceStep:
         with torch.inference_mode(False):
             self._ids = torch.zeros(len(math), top_k, dtype=torch.int64, device=device)  # of the running token
             self._ids_on_host = torch.zeros(len(math), top_k, dtype=torch.int64).pin_memory()  # those of the last one
+        self._chosen: list[torch.Tensor] = []  # of the layers so far
         self._attending, self._waited_s, self._slotted = ExitStack(), 0.0, b""  # of the running token
         self._due: tuple[list[list[int]], bytes] | None = None  # of the last one: its ids, and who was in a slot
 
     def __call__(self, layer: int, hidden: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
         """Launch what computes one token's state [1, H] with its experts ids [1, k] -> [1, H]."""
-        math, own = self._math[layer], self._ids[layer]
-        own.copy_(ids[0])
+        math, own = self._math[layer], ids[0]
+        self._chosen = [*self._chosen[:layer], own]
+        if len(self._chosen) == len(self._math):
+            torch.stack(self._chosen, out=self._ids)  # one launch a token
+            self._chosen = []
         if self.join is not None:
             return self.joined(self.join, layer, self.table.addresses[layer], own, hidden, weights)
         return math.by_ids(self.table.addresses[layer], own, hidden, weights)

@@ -116,10 +116,17 @@ class Pipeline:
             self.step.prefetcher.begin(batch)
 
     def forward(
-        self, batch: Batch, keep: int = 1, stop: Stop | None = None, progress: Callable[[int], None] | None = None
+        self,
+        batch: Batch,
+        keep: int = 1,
+        stop: Stop | None = None,
+        progress: Callable[[int], None] | None = None,
+        *,
+        settles: bool = True,
     ) -> torch.Tensor:
         """Compute the batch -> logits [keep, V] of the last rows of each share, one share after the other. `stop` and
-        `progress` as in `StepDispatch.to`; after Stopped, what the KV holds of the pass is of no use."""
+        `progress` as in `StepDispatch.to`; after Stopped, what the KV holds of the pass is of no use. Where it does not
+        `settle`, the caller does so."""
         hooked, device_decode = self.hooked, self._device_decode
         if stop is not None and stop():  # what computes a token in one call does not ask
             raise Stopped
@@ -127,7 +134,10 @@ class Pipeline:
             return logits
         if keep == 1 and device_decode is not None and (step := device_decode.step_for(batch)) is not None:
             with step.token(), hooked.dispatch.to(step, stop, progress):
-                return device_decode.compute(batch, lambda: hooked.compute(batch, keep))
+                logits = device_decode.compute(batch, lambda: hooked.compute(batch, keep))
+            if settles:
+                self.settle()
+            return logits
         self.step.begin(batch)
         try:
             with hooked.dispatch.to(self.step, stop, progress):

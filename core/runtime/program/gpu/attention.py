@@ -16,10 +16,10 @@ class GpuAttention:
 
     def __init__(self, form: Attention, dense: DenseKernels, kernels: LayerKernels) -> None:
         self._form, self._kernels = form, kernels
-        self._qkv, self._o = product_of(dense, form.q, form.k, form.v), product_of(dense, form.o)
+        self.first, self._o = product_of(dense, form.q, form.k, form.v), product_of(dense, form.o)
 
     def __call__(self, x: torch.Tensor, rows: Rows) -> torch.Tensor:
-        of, qkv = self._form, self._qkv(x)
+        of, qkv = self._form, self.first(x, rows.ready)
         first = 0
         for across in of.across or ():
             part = qkv[:, first : first + across.form.width]
@@ -29,7 +29,7 @@ class GpuAttention:
         if of.gates is not None:
             gating = GatedHeads(of.query_heads, of.width, "sigmoid")
             mixed = self._kernels.gate(gating, mixed, qkv, of.gates, None)
-        return self._o(mixed)
+        return self._o(mixed, end=rows.end)
 
     def _attended(self, qkv: torch.Tensor, rows: Rows) -> torch.Tensor:
         """[T, query_heads * width] fp32."""

@@ -8,7 +8,6 @@ on a GPU, and no time is measured."""
 
 from __future__ import annotations
 
-import itertools
 import platform
 import sys
 import tempfile
@@ -43,8 +42,8 @@ LEADS: dict[str, dict[str, object]] = {
     "as a graph": {"gpu_decode": "graph", "miss_placement": "wait"},
     "as a graph, misses computed by the host": {"gpu_decode": "graph", "miss_placement": "host"},
 }
-BUDGETS = ("40%", "100%")
-PIECES = (1, 3, LENGTH)
+FEW = "40%"
+READ = ((1, 1), (3, 2), (LENGTH, 1), (1, 2))  # in pieces of so many tokens, so many texts at once
 TAKEN: tuple[tuple[type, str], ...] = (  # what must have been called
     (GpuRows, "join"),
     (DeviceStep, "__call__"),
@@ -61,10 +60,11 @@ class Way(NamedTuple):
 
 
 def ways() -> Iterator[Way]:
-    """Only single tokens are led by the GPU: longer pieces, and two texts, once for each who computes misses."""
-    for budget, lead, pieces, texts in itertools.product(BUDGETS, LEADS, PIECES, (1, 2)):
-        if (pieces, texts) == (1, 1) or LEADS[lead]["gpu_decode"] == "host":
-            yield Way(lead, budget, pieces, texts)
+    """Only single tokens of one text are led by the GPU."""
+    for lead, how in LEADS.items():
+        for pieces, texts in READ if how["gpu_decode"] == "host" else READ[:1]:
+            yield Way(lead, FEW, pieces, texts)
+        yield Way(lead, "100%", *READ[0])
 
 
 def read(engine: Engine, pieces: int, texts: Sequence[Sequence[int]]) -> list[torch.Tensor]:

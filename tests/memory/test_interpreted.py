@@ -244,10 +244,11 @@ def test_some_of_them_without_the_host(way: str) -> None:
 
 
 @pytest.mark.long(3)
+@pytest.mark.timeout(1200)
 def test_no_bit_depends_on_where_and_how_widely_it_is_computed() -> None:
     """`bench invariance` on the emulated GPU: who leads, who computes misses, budgets, pieces, and texts of a pass."""
     (found,) = interpreted("interpreted_invariance")
-    assert found["runs"] == 32 and found["logits"] > 30_000 and not found["differing"]
+    assert found["runs"] == 18 and found["logits"] > 30_000 and not found["differing"]
     assert all(found["calls"].values()) and all(of and not off for of, off in found["of"].values())
 
 

@@ -13,16 +13,16 @@ from typing import NamedTuple
 import numpy as np
 
 from core.capacity.forecast import REPORTED
+from core.capacity.plan import DEFAULT_CONTEXT
 
 HOST_US = 380  # of Python and launches for each layer: 361 to 402 where the experts' products are left out, on a CPU
 GRAPH_US = 103  # of a graph for each layer beyond what it reads: 6.1 ms a token of 48 layers on an H100, which read
 # 3.4 GB at 3,000 GB/s (bench/results/accept-20261127-024700.json)
 GRAPH_KERNELS = 47  # of a layer of that graph, from a profile in the same file
-FAST_KERNELS = 14  # of a layer in the fast arithmetic (tests/cuda/test_fast.py, and four of its experts)
-CODED_KERNELS = 2  # more where dense layers are codes: states are prepared for two products
+CODED_KERNELS = 1  # more where dense layers are codes: what attention gives is prepared for a product
 HOST_GBPS = 56.0  # of a host that computes experts: 80 % of 70 GB/s, two channels of DDR5-4400: assumed
 HOST_WAIT_US = 15  # of a layer that has the host compute: assumed
-SPARE = 1.0  # GB of device memory for KV cache, workspace, graphs and the display
+SPARE = 1.0  # GB of device memory for workspace, graphs and the display
 INT4 = 4.5 / 8  # bytes a weight in groups of 64 with scales
 INT8 = 1.0
 BF16 = 2.0
@@ -38,7 +38,8 @@ class Card(NamedTuple):
 
 
 class Model(NamedTuple):
-    """Parameters of one expert, of everything else that a token reads, and of the embedding, in millions."""
+    """Parameters of one expert, of everything else that a token reads, and of the embedding, in millions; kB of the KV
+    cache for a position; kernels of a layer in the fast arithmetic, its experts included (tests/cuda/test_fast.py)."""
 
     name: str
     layers: int
@@ -47,19 +48,31 @@ class Model(NamedTuple):
     expert: float
     dense: float
     embedding: float
+    kv: float = 0.0
+    kernels: int = 9
 
 
 CARDS = (
     Card("laptop, 8 GB, PCIe 4 x8", 8, 256, 12.5),
     Card("RTX 3060, 12 GB, PCIe 4 x16", 12, 360, 25),
+    Card("RTX 4060 Ti, 16 GB, PCIe 4 x8", 16, 288, 12.5),
     Card("RTX 4070, 12 GB, PCIe 4 x16", 12, 504, 25),
+    Card("RTX 5070, 12 GB, PCIe 5 x16", 12, 672, 50),  # a link twice as fast as of PCIe 4: assumed
     Card("RTX 4090, 24 GB, PCIe 4 x16", 24, 1008, 25),
 )
 MODELS = (
-    Model("OLMoE 1B-7B", 16, 64, 8, 6.3, 370, 103),
-    Model("Qwen3 30B-A3B", 48, 128, 8, 4.72, 1220, 311),
-    Model("Mixtral 8x7B", 32, 8, 2, 176, 1600, 131),
+    Model("OLMoE 1B-7B", 16, 64, 8, 6.3, 370, 103, 131),
+    Model("gpt-oss 20B", 24, 32, 4, 24.9, 1216, 579, 49),
+    Model("Qwen3 30B-A3B", 48, 128, 8, 4.72, 1220, 311, 98),
+    Model("Qwen3.6 35B-A3B", 40, 256, 8, 3.15, 1935, 508, 20, 15),
+    Model("Mixtral 8x7B", 32, 8, 2, 176, 1600, 131, 131),
 )
+PEERS = (
+    "llama.cpp, all experts on the CPU (--cpu-moe), a 35B-A3B model in Q4, RTX 4070 12 GB: 34.6",
+    "a fork that caches experts and computes misses on the CPU, Qwen3.6 35B-A3B, RTX 3060 12 GB: 51, with guesses 69",
+    "Strata, RTX 5070 12 GB: 53 (IQ3_S) to 93 (Q2_0)",
+    "FreeToken, Flash-Next in NVFP4, RTX 4090: 36",
+)  # tokens a second as these projects report them; their texts, contexts and hosts differ
 
 
 Range = tuple[float, float]
@@ -100,7 +113,7 @@ def expected(card: Card, model: Model) -> Expected | None:
 
 def slots_share(card: Card, model: Model, kept: float) -> float | None:
     """Of the experts, what has a slot, with dense layers of so many bytes a weight; None where a token's do not fit."""
-    rest = (model.dense * kept + model.embedding * BF16) * 1e-3
+    rest = (model.dense * kept + model.embedding * BF16) * 1e-3 + model.kv * DEFAULT_CONTEXT * 1e-6
     slots = int((card.memory - SPARE - rest) / (model.expert * 1e-3 * INT4))
     return None if slots < model.layers * model.top_k else min(1.0, slots / (model.layers * model.experts))
 
@@ -116,7 +129,7 @@ def fast(card: Card, model: Model, kept: float, beside: bool) -> Range:
     share = slots_share(card, model, kept)
     assert share is not None
     blob, requested = model.expert * 1e-3 * INT4, model.layers * model.top_k
-    kernels = FAST_KERNELS + (CODED_KERNELS if kept != BF16 else 0)
+    kernels = model.kernels + (CODED_KERNELS if kept != BF16 else 0)
     own_s = model.dense * 1e-3 * kept / card.memory_gbps + model.layers * kernels * GRAPH_US / GRAPH_KERNELS / 1e6
     found = []
     for hit in hits(share):
@@ -167,16 +180,19 @@ def inputs() -> str:
     ]
     lines += [
         f"{model.name}: {model.layers} layers of {model.experts} experts of {model.expert:g} million parameters, top "
-        f"{model.top_k}; {model.dense:g} million others, embedding {model.embedding:g}"
+        f"{model.top_k}; {model.dense:g} million others, embedding {model.embedding:g}; {model.kv:g} kB a position; "
+        f"fast: {model.kernels} kernels a layer"
         for model in MODELS
     ]
     return "\n".join(
         [
             *lines,
-            f"bytes a weight: experts {INT4:g}, dense layers {BF16:g} or {INT8:g}; {SPARE:g} GB for everything else",
+            f"bytes a weight: experts {INT4:g}, dense layers {BF16:g} or {INT8:g}; KV of {DEFAULT_CONTEXT} positions; "
+            f"{SPARE:g} GB for everything else",
             f"us a layer: {HOST_US} led by the host, {GRAPH_US} as a graph of {GRAPH_KERNELS} kernels",
-            f"fast: {FAST_KERNELS} kernels a layer, {CODED_KERNELS} more with dense layers in int8",
+            f"fast: {CODED_KERNELS} kernel a layer more with dense layers in int8",
             f"a host that computes misses: {HOST_GBPS:g} GB/s, {HOST_WAIT_US} us a layer",
+            *[f"reported by others, tokens a second: {one}" for one in PEERS],
             f"share in slots -> hit rate at most: {', '.join(f'{a:g} -> {b:g}' for a, b in REPORTED.tolist())}",
         ]
     )

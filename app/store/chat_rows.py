@@ -16,7 +16,8 @@ UNTOLD = "(SELECT count(*) FROM steps WHERE chat = c.id AND phase = 'decode' AND
 SUMS = f"""coalesce((SELECT max(created) FROM messages WHERE chat = c.id), c.created) AS updated,
     ({BRANCH} SELECT count(*) FROM path) AS messages,
     ({BRANCH} SELECT CAST(total(CASE WHEN role = 'user' THEN 0 WHEN json_valid(stats)
-        THEN json_extract(stats, '$.new_tokens') ELSE {UNTOLD} END) AS INTEGER)
+        THEN json_extract(stats, '$.new_tokens') + coalesce(json_extract(stats, '$.begun_tokens'), 0)
+        ELSE {UNTOLD} END) AS INTEGER)
      FROM path JOIN messages m ON m.id = path.id) AS tokens"""
 FIELDS = "m.id, m.role, m.text, m.state, m.error, m.stats, m.created, m.quality, m.parent"
 SHOWN = f"""WITH RECURSIVE path(id, parent) AS (

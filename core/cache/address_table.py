@@ -2,11 +2,13 @@
 
 It serves a token whose experts the host learns only when it is computed (`core.runtime.device_step`): `sync_table`,
 then computing the token, then `request`. The table changes in the computing stream between two tokens alone: kernels
-launched before read the old table, those launched afterwards the new one. An expert whose copy into a slot is not known
-to have landed is read in host memory, or computed there by the host.
+launched before read the old table, those launched afterwards the new one. A token may also be requested once the next
+one is launched, which reads slots until a fence. An expert whose copy into a slot is not known to have landed is read
+in host memory, or computed there by the host.
 """
 
 from collections.abc import Collection, Sequence
+from typing import Any
 
 import torch
 
@@ -49,15 +51,26 @@ class AddressTable:
         self._in_flight = frozenset(copies.tickets)
         return waited_s
 
-    def request(self, routed: Sequence[Sequence[int]]) -> list[list[LeasedSegment] | None]:
+    def request(
+        self, routed: Sequence[Sequence[int]], in_slot: bytes | None = None, fence: Any = None
+    ) -> list[list[LeasedSegment] | None]:
         """After a token, for which the host has waited: `routed` [layers][k] are the experts that it was computed with
         -> each layer's requests, whose outcomes are where the kernels read the experts; None = in slots, all of them.
         The missing ones are admitted and copied; of those that the host computed, what the policy
-        ranks above others."""
-        replay = self._expert_cache.requests.replay_hosted if self._hosted else self._expert_cache.requests.replay
-        requests, submitted = replay(routed, self.in_slot)
+        ranks above others. `in_slot`: the `slotted` of that token, None = there was no `sync_table` since; `fence`: an
+        event behind the token that was launched since."""
+        requests, copies, there = self._expert_cache.requests, self._expert_cache.copies, in_slot or self._in_slot
+        copies.fence = fence
+        try:
+            found, submitted = requests.replay(routed, lambda eid: bool(there[eid]), hosted=self._hosted)
+        finally:
+            copies.fence = None
         self._submitted.update(submitted)
-        return requests
+        return found
+
+    def slotted(self) -> bytes:
+        """Of each expert, whether kernels read it in its slot since the last `sync_table`."""
+        return bytes(self._in_slot)
 
     def in_slot(self, eid: int) -> bool:
         """Whether kernels read an expert in its slot since the last `sync_table`."""

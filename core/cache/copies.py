@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy.typing as npt
 
@@ -59,6 +59,7 @@ class Copies:
         self.link, self.store, self.whole, self.phase = link, store, whole, phase
         self.tickets: dict[int, Ticket] = {}
         self.behind: dict[int, Ticket] = {}
+        self.fence: Any = None  # CUDA event: until then any slot may be read, whoever has it now; None = by nobody
         self.hits = Hits(len(whole))
         self.counts = Counts()
 
@@ -74,6 +75,8 @@ class Copies:
     def prepare(self, segment: Segment, slots: Sequence[Slot], *, demand: bool) -> Ticket:
         """A copy of a segment into its new slots, one per block, not yet submitted."""
         size = self.store.bytes_of(segment.eid) * len(segment.blocks) // len(self.whole[segment.eid].blocks)
+        for slot in slots if self.fence is not None else ():
+            slot.fence = self.fence
         self.tickets[segment.eid] = ticket = Ticket(segment, slots, size, demand, self.phase)
         return ticket
 

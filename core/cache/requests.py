@@ -73,57 +73,41 @@ class Requests:
         return self.copies.hits.slots_at
 
     def replay(
-        self, routed: Sequence[Sequence[int]], in_slot: Callable[[int], bool]
+        self, routed: Sequence[Sequence[int]], in_slot: Callable[[int], bool], *, hosted: bool = False
     ) -> tuple[list[list[LeasedSegment] | None], list[int]]:
         """Request the experts `routed` [layers][k] of a token that kernels have already computed -> the requests of
         each layer in the order in which they count, None = all are hits; and the experts whose copies were submitted.
 
         `in_slot(eid)`: the kernels read the expert in its slot, otherwise over the link. The same requests in the same
         order as layer by layer leave the core in the same state. Copies are submitted once all layers are through, so
-        that an expert that was evicted again is never copied. Experts have one block each."""
-        core, copies = self.core, self.copies
-        admitted: dict[int, None] = {}
+        that an expert that was evicted again is never copied. Experts have one block each.
+
+        `hosted`: what had no slot was computed by the host. It is copied once, behind all else, if it is worth a slot
+        and the copies of the last tokens are nearly over; nobody waits for that."""
+        core, copies, admitted = self.core, self.copies, dict[int, None]()
+        has_room = hosted and copies.behind_now() < MOST_BEHIND
         requests: list[list[LeasedSegment] | None] = []
         for layer, chosen in enumerate(routed):
             eids = self._requested(layer, chosen, in_slot)
             if eids is None:
                 requests.append(None)
                 continue
-            missing = core.lease(layer, eids)
+            lacking = core.lease(layer, eids)
+            missing = dict.fromkeys(() if hosted else lacking)
             for eid in missing:
                 self._admit(eid)
             self._end_lease(eids)
-            admitted |= dict.fromkeys(missing)
-            lacking = {*missing}
-            there = [eid for eid in eids if eid not in lacking]
+            admitted |= missing
+            there = [eid for eid in eids if eid not in missing]
             self._expect_hits(there, in_slot)
-            requests.append([self._computed(eid, in_slot(eid)) for eid in there + missing])
+            for eid in there if hosted else ():
+                self._admit_behind(eid, has_room=has_room)
+                copies.counts.host_computed += not in_slot(eid)
+            requests.append([self._computed(eid, in_slot(eid), over_link=not hosted) for eid in (*there, *missing)])
         submitted = [eid for eid in admitted if core.is_resident(eid) and eid not in copies.tickets]
         for eid in submitted:
             copies.counts.demand_bytes += copies.demand(copies.whole[eid], core.table[eid]).bytes
         return requests, submitted
-
-    def replay_hosted(
-        self, routed: Sequence[Sequence[int]], in_slot: Callable[[int], bool]
-    ) -> tuple[list[list[LeasedSegment] | None], list[int]]:
-        """As `replay`, where the host has computed what had no slot: it is copied once, behind all else, if it is worth
-        a slot and the copies of the last tokens are nearly over; nobody waits for that."""
-        core, copies = self.core, self.copies
-        has_room = copies.behind_now() < MOST_BEHIND
-        requests: list[list[LeasedSegment] | None] = []
-        for layer, chosen in enumerate(routed):
-            eids = self._requested(layer, chosen, in_slot)
-            if eids is None:
-                requests.append(None)
-                continue
-            core.lease(layer, eids)
-            self._end_lease(eids)
-            self._expect_hits(eids, in_slot)
-            for eid in eids:
-                self._admit_behind(eid, has_room=has_room)
-            copies.counts.host_computed += sum(not in_slot(eid) for eid in eids)
-            requests.append([self._computed(eid, in_slot(eid), over_link=False) for eid in eids])
-        return requests, []
 
     def release(self, lease: Lease, fence: Any) -> None:
         """End a lease, whose computation is done, or on CUDA will be at `fence`."""

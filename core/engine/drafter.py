@@ -100,6 +100,11 @@ class Drafter:
         if new != old and new.source != "off" and why:
             self.say(f"drafts {new.source} is not used: {why}")
 
+    @property
+    def guesses(self) -> bool:
+        """Whether passes may verify tokens that it guesses."""
+        return self._looks_up or bool(self._asked)
+
     def restart(self) -> None:
         """What passes took is of other settings."""
         for gate in (self.gate, self.head_gate, self.model_gate):

@@ -133,10 +133,10 @@ def _on_cpu(loaded: LoadedModel, modules: Sequence[Any]) -> Made:
 def _on_gpu(loaded: LoadedModel, modules: Sequence[Any]) -> Made:
     plan, device = loaded.plan, loaded.device
     launcher = launcher_for(device)
-    kernels = for_each(modules, plan.codecs, lambda module, codec: gpu_experts(module, codec, launcher))
+    kernels = [*for_each(modules, plan.codecs, lambda module, codec: gpu_experts(module, codec, launcher))]
     of = zip(modules, plan.codecs, kernels, strict=True)
     experts: list[ExpertMath] = [GpuMath(*one) for one in of]
-    return experts, lambda: GpuProgram(loaded.model, loaded.sites, plan.context, device, launcher)
+    return experts, lambda: GpuProgram(loaded.model, loaded.sites, plan.context, device, launcher, kernels)
 
 
 def reference_passes(loaded: LoadedModel, hooked: HookedModel, step: MoEStep) -> Pipeline:

@@ -10,7 +10,7 @@ from core.engine.loading import LoadedModel
 from core.engine.sequence import Sequence
 from core.engine.settings_controller import EngineParts, SettingsController
 from core.errors import DeviceError, DeviceFullError
-from core.runtime.batch import Batch
+from core.runtime.batch import Batch, Share
 from core.runtime.out_of_memory import faulted, shortage
 from core.runtime.pipeline import Pipeline
 from core.types import Phase, StepRecord
@@ -82,6 +82,7 @@ class Passes:
     def _make_room(self, work: Work, lack: str) -> None:
         """After an aborted pass: roll it back, and free some slots. Raises DeviceFullError when there are none to free,
         or the pass cannot be rolled back."""
+        self._pipeline.recall()
         self._parts.memory.expert_cache.abandon()
         for sequence, _ in work:
             if not sequence.kv.memory.rollback(sequence.kv, sequence.checkpoints):
@@ -92,6 +93,8 @@ class Passes:
     def _once(self, phase: Phase, work: Work, total: int) -> tuple[list[list[int]], StepRecord]:
         """One forward pass, as `run` describes it."""
         started_s, parts, device, asked = time.perf_counter(), self._parts, self._loaded.device, len(work)
+        if phase != "decode" or asked > 1:
+            self._pipeline.recall()
         self._controller.apply(parts)
         if not self._controller.reserve_workspace(parts, sum(count for _, count in work) if phase == "prefill" else 0):
             work = _first(work, self.chunk)  # settings that came since do not leave the memory
@@ -107,9 +110,8 @@ class Passes:
         self._pipeline.announce(*[one for one in ahead if one[1]])  # searched for while these ones are computed
         began_s = time.perf_counter()
         keep = 1 + len(work[0][0].draft)
-        logits = self._pipeline.forward(
-            batch, keep, _stop(work), self._progress(work, total) if phase == "prefill" else None
-        )
+        progress = self._progress(work, total) if phase == "prefill" else None
+        logits = self._pipeline.forward(batch, keep, _stop(work), progress, settles=False)
         if device.type == "cuda":
             torch.cuda.current_stream(device).synchronize()  # prefetches may go on
         model_s = time.perf_counter() - began_s
@@ -119,7 +121,9 @@ class Passes:
         except BaseException:
             for (sequence, _), start in zip(work, held, strict=True):
                 sequence.kv.abort_pass(start)
+            self._pipeline.settle()
             raise
+        self._pipeline.settle(self._follows(phase, work[0][0], tokens) if asked == keep == 1 else None)
         drew_s = time.perf_counter()
         first, refused = work[0][0], keep - len(tokens[0]) if keep > 1 else 0
         if refused:
@@ -154,6 +158,13 @@ class Passes:
         if parts.recorder.enabled:
             parts.telemetry.add(step)
         return [*tokens, *[[] for _ in range(asked - len(work))]], step
+
+    def _follows(self, phase: Phase, sequence: Sequence, tokens: list[list[int]]) -> Batch | None:
+        """The pass over the token that was just drawn, where it is sure to be the next one of this text."""
+        (drawn,) = tokens
+        if phase != "decode" or not drawn or self._parts.drafter.guesses or not sequence.continues(drawn):
+            return None
+        return Batch("decode", (Share(drawn, sequence.kv, sequence.request),))
 
     def _drafts_allowed(self) -> bool:
         """Whether a pass may verify guessed tokens: where nothing that is measured or recorded of it would be blurred

@@ -147,6 +147,7 @@ class SettingsController:
                 return
             self.applied, before = new, self.placed
             self.placed = self._placement(new, profile)
+        to.device_decode.recall()
         changed = old.diff(new)
         for name, value in changed.items():
             turned = ("on" if value else "off") if isinstance(value, bool) else f"{old[name]} → {value}"

@@ -72,9 +72,10 @@ class CopyRecords:
 
     def device_stall_s(self) -> tuple[float, float]:
         """Seconds that the compute stream has waited for copies since the last call, and how much of that for late
-        prefetches. Call only when that stream is idle."""
+        prefetches. What it still waits for counts later."""
         if not self._stalls:
             return 0.0, 0.0
-        stalls, self._stalls = self._stalls, []
+        stalls = [one for one in self._stalls if one[1].query()]
+        self._stalls = [one for one in self._stalls if one not in stalls]
         waited = [(float(before.elapsed_time(after)) / 1e3, demand) for before, after, demand in stalls]
         return sum(s for s, _ in waited), sum(s for s, demand in waited if not demand)

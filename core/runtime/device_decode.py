@@ -3,14 +3,15 @@
 import logging
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 
 import torch
 
-from core.errors import DeviceError, HostError
+from core.errors import DeviceError, HostError, MoestroError
 from core.memory.codec.fast.background import Background
 from core.memory.store import ExpertStore
 from core.runtime.batch import Batch
-from core.runtime.device_step import DeviceStep
+from core.runtime.device_step import Ahead, DeviceStep
 from core.runtime.host_join import HostJoin
 from core.runtime.joining import Joining
 from core.runtime.lead import Lead
@@ -55,6 +56,8 @@ class DeviceDecode:
         self._asked = "host"
         self._joining = Joining(step.host, step.math, step.expert_cache, store)
         self._team: Background | None = None  # whose threads compute missing experts within tokens
+        self._ahead: Ahead | None = None
+        self._left: Ahead | None = None  # of a pass that is left to the host, as was decided ahead of it
         self._lasting = ""  # why it can never be used with this load, once that was tried
 
     def configure(self, old: LinkSettings | None, new: LinkSettings) -> None:
@@ -76,7 +79,9 @@ class DeviceDecode:
 
     def step_for(self, batch: Batch) -> DeviceStep | None:
         """What computes a pass without the host; None where the host leads. To be asked as a pass begins."""
-        step = self.step
+        step, left, self._left = self.step, self._left, None
+        if left is not None and left.is_of(batch):
+            return None
         if step is not None and step.join is not None and step.join.failed:
             self.close()
             self.reason, step = self._objection(), None
@@ -98,6 +103,49 @@ class DeviceDecode:
         (share,) = batch.shares
         return launch() if self.graphs is None else self.graphs.compute(share, launch)
 
+    def launch_ahead(self, batch: Batch) -> None:
+        """Launch the pass that is to follow, of one token of one sequence, if it is a graph: `taken` has it then, and
+        until `recall` slots and KV stay as they are."""
+        assert self._ahead is None
+        (share,), graphs = batch.shares, self.graphs
+        if graphs is None or share.kv is None or not graphs.usable(share):
+            return
+        if (step := self.step_for(batch)) is None:
+            self._left = Ahead(share, share.kv.length)
+            return
+        with suppress(MoestroError, RuntimeError):  # it occurs again in the pass itself, whose it is
+            with step.launching():
+                logits = graphs.replayed(share)
+            self._ahead = Ahead(share, share.kv.length, step, logits)
+            return
+        self._last = None
+
+    def taken(self, batch: Batch) -> torch.Tensor | None:
+        """The logits [1, V] of a pass that was launched ahead; None where this one was not. Waits for it."""
+        ahead, (share, *_) = self._ahead, batch.shares
+        if ahead is None or not ahead.is_of(batch):
+            self.recall()
+            return None
+        assert self.graphs is not None and ahead.step is not None and share.kv is not None
+        self._ahead = None
+        ahead.step.finish()
+        self.graphs.took(share.kv)
+        return ahead.logits
+
+    def recall(self) -> None:
+        """Nothing may be launched ahead any more: what is, is waited for, and of no use. The KV does not know of it."""
+        ahead, self._ahead = self._ahead, None
+        if ahead is not None and ahead.step is not None:
+            self._last = None
+            ahead.step.drop()
+        if self.step is not None:
+            self.step.forget()
+
+    def settle(self) -> None:
+        """Request what the last pass was computed with."""
+        if self.step is not None:
+            self.step.settle(launched=self._ahead is not None)
+
     def _say_uncaptured(self, reason: str) -> None:
         if reason != self._said:
             self._said = reason
@@ -113,6 +161,7 @@ class DeviceDecode:
 
     def drop_graphs(self) -> None:
         """Give back the graphs, until settings ask for them."""
+        self.recall()
         if self.graphs is not None:
             self.graphs.close()
         self.graphs, self._said = None, ""

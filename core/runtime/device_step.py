@@ -2,23 +2,44 @@
 
 Kernels take the router's ids and a table of addresses, which are on the device; an expert without a slot is read over
 the link, out of pinned host memory, or computed there by threads of the host (core.runtime.host_join). The host
-launches all layers without waiting for any, and gets all of the token's ids in one piece at its end. Then it counts
-hits and misses, and admits experts by the same policies to the same cache (core.cache.address_table). Every product,
+launches all layers without waiting for any, and gets all of the token's ids in one piece at its end. Then, or once the
+next token is launched, it counts hits and misses, and admits experts by the same policies to the same cache
+(core.cache.address_table). Every product,
 activation and sum has the bits of `core.runtime.moe_step` on this GPU.
 """
 
+from __future__ import annotations
+
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import ExitStack, contextmanager, suppress
+from typing import NamedTuple
 
 import torch
 
 from core.cache.address_table import AddressTable
 from core.cache.expert_cache import ExpertCache
-from core.runtime.batch import Batch
+from core.errors import HostError
+from core.runtime.batch import Batch, Share
 from core.runtime.expert_math import ExpertMath
 from core.runtime.host_join import HostJoin
 from core.runtime.program.gpu.rows import GpuMath
 from core.runtime.step_sink import StepSink
+
+
+class Ahead(NamedTuple):
+    """A pass over a share's one token, decided about before it was asked for: its KV had such a length. It was launched
+    by `step`, or is left to the host."""
+
+    share: Share
+    length: int
+    step: DeviceStep | None = None
+    logits: torch.Tensor | None = None  # [1, V]
+
+    def is_of(self, batch: Batch) -> bool:
+        """Whether it computes what follows now."""
+        own, share = self.share, batch.shares[0]
+        kv = share.kv if len(batch.shares) == 1 else None
+        return kv is not None and kv is own.kv and kv.length == self.length and [*share.tokens] == [*own.tokens]
 
 
 class DeviceStep:
@@ -42,11 +63,17 @@ class DeviceStep:
         with torch.inference_mode(False):
             self._ids = torch.zeros(len(math), top_k, dtype=torch.int64, device=device)  # of the running token
             self._ids_on_host = torch.zeros(len(math), top_k, dtype=torch.int64).pin_memory()  # those of the last one
+        self._chosen: list[torch.Tensor] = []  # of the layers so far
+        self._attending, self._waited_s, self._slotted = ExitStack(), 0.0, b""  # of the running token
+        self._due: tuple[list[list[int]], bytes] | None = None  # of the last one: its ids, and who was in a slot
 
     def __call__(self, layer: int, hidden: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
         """Launch what computes one token's state [1, H] with its experts ids [1, k] -> [1, H]."""
-        math, own = self._math[layer], self._ids[layer]
-        own.copy_(ids[0])
+        math, own = self._math[layer], ids[0]
+        self._chosen = [*self._chosen[:layer], own]
+        if len(self._chosen) == len(self._math):
+            torch.stack(self._chosen, out=self._ids)  # one launch a token
+            self._chosen = []
         if self.join is not None:
             return self.joined(self.join, layer, self.table.addresses[layer], own, hidden, weights)
         return math.by_ids(self.table.addresses[layer], own, hidden, weights)
@@ -72,19 +99,60 @@ class DeviceStep:
 
     @contextmanager
     def token(self) -> Iterator[None]:
-        """Around launching a token's pass. At its end the host waits for the token, the only time."""
-        self._sink.waited(self.table.sync_table(), late=False)
-        with nullcontext() if self.join is None else self.join.attended(lambda took_s: self._sink.hosted(took_s, 0.0)):
-            try:
-                yield
-            except BaseException:
-                with suppress(RuntimeError):  # of a device that is lost
-                    self._wait()  # layers that were launched may read any slot, and the table
-                raise
+        """Around launching a token's pass. At its end the host waits for the token, the only time; what it was computed
+        with is still to be settled."""
+        with self.launching():
+            yield
+        self.finish()
+
+    @contextmanager
+    def launching(self) -> Iterator[None]:
+        """The same without the wait: `finish`, or `drop`, is to follow."""
+        self._waited_s, self._slotted = self.table.sync_table(), self.table.slotted()
+        if self.join is not None:
+            self._attending.enter_context(self.join.attended(lambda took_s: self._sink.hosted(took_s, 0.0)))
+        try:
+            yield
             self._ids_on_host.copy_(self._ids, non_blocking=True)
+        except BaseException:
+            self.drop()
+            raise
+
+    def finish(self) -> None:
+        """Wait for the token that was launched."""
+        try:
             self._wait()
-        routed: list[list[int]] = self._ids_on_host.tolist()
-        for layer, (chosen, requests) in enumerate(zip(routed, self.table.request(routed), strict=True)):
+        except BaseException:
+            self.drop()
+            raise
+        self._attending.close()
+        self._sink.waited(self._waited_s, late=False)
+        self._due = self._ids_on_host.tolist(), self._slotted
+
+    def drop(self) -> None:
+        """Wait for the token that was launched, of which nothing is to be known: its layers may read any slot, and the
+        table. What comes of it is of no interest, errors neither."""
+        with suppress(RuntimeError):  # of a device that is lost
+            self._wait()
+        with suppress(HostError):
+            self._attending.close()
+
+    def forget(self) -> None:
+        """What the last token was computed with counts no more: its pass broke off."""
+        self._due = None
+
+    def settle(self, *, launched: bool) -> None:
+        """Request and count what the last token was computed with, if that was not done. `launched`: the next one is,
+        and reads slots."""
+        if self._due is None:
+            return
+        (routed, slotted), self._due = self._due, None
+        fence = None
+        if launched:
+            fence = torch.cuda.Event()
+            fence.record()
+        found = self.table.request(routed, slotted, fence)
+        for layer, (chosen, requests) in enumerate(zip(routed, found, strict=True)):
             self._sink.layer(layer, [chosen], requests)
 
     def close(self) -> None:

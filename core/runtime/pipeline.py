@@ -116,16 +116,28 @@ class Pipeline:
             self.step.prefetcher.begin(batch)
 
     def forward(
-        self, batch: Batch, keep: int = 1, stop: Stop | None = None, progress: Callable[[int], None] | None = None
+        self,
+        batch: Batch,
+        keep: int = 1,
+        stop: Stop | None = None,
+        progress: Callable[[int], None] | None = None,
+        *,
+        settles: bool = True,
     ) -> torch.Tensor:
         """Compute the batch -> logits [keep, V] of the last rows of each share, one share after the other. `stop` and
-        `progress` as in `StepDispatch.to`; after Stopped, what the KV holds of the pass is of no use."""
+        `progress` as in `StepDispatch.to`; after Stopped, what the KV holds of the pass is of no use. Where it does not
+        `settle`, the caller does so."""
         hooked, device_decode = self.hooked, self._device_decode
         if stop is not None and stop():  # what computes a token in one call does not ask
             raise Stopped
+        if device_decode is not None and (logits := device_decode.taken(batch)) is not None:
+            return logits
         if keep == 1 and device_decode is not None and (step := device_decode.step_for(batch)) is not None:
             with step.token(), hooked.dispatch.to(step, stop, progress):
-                return device_decode.compute(batch, lambda: hooked.compute(batch, keep))
+                logits = device_decode.compute(batch, lambda: hooked.compute(batch, keep))
+            if settles:
+                self.settle()
+            return logits
         self.step.begin(batch)
         try:
             with hooked.dispatch.to(self.step, stop, progress):
@@ -133,7 +145,22 @@ class Pipeline:
         finally:
             self.step.end()
 
+    def settle(self, follows: Batch | None = None) -> None:
+        """After a pass, whose logits were taken: the cache is told of it, if it was not. A pass over a token that
+        `follows` is launched before, where that is possible, so that the device does not wait for what the host does
+        until it asks for it."""
+        if self._device_decode is not None:
+            if follows is not None:
+                self._device_decode.launch_ahead(follows)
+            self._device_decode.settle()
+
+    def recall(self) -> None:
+        """What was launched ahead is waited for, and of no use: slots, KV or settings are to change."""
+        if self._device_decode is not None:
+            self._device_decode.recall()
+
     def end(self) -> None:
         """Also after a pass that was aborted: ends its leases, and frees the threads for other work."""
+        self.recall()
         self.step.expert_cache.abandon()
         self.threads.rest()

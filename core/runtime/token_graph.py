@@ -84,11 +84,10 @@ class TokenGraphs:
         self._send(token, kv.length)
         if length in self._agreed:
             kv.whole = False
-            self._graphs[length].graph.replay()
-            kv.memory.grow(kv, 1)
+            logits = self._replayed(length)
+            self.took(kv)
             kv.whole = True
-            self.replays += 1
-            return self._graphs[length].logits.clone()
+            return logits
         got = self._replayed(length) if length in self._graphs else self._capture(kv, length)
         logits = launch()  # afterwards, so that the KV has what the ordinary pass wrote
         if got is not None and not (_close(got, logits) if self._program is None else torch.equal(got, logits)):
@@ -98,6 +97,26 @@ class TokenGraphs:
         elif got is not None:
             self._tried.add(length)
         return logits
+
+    def usable(self, share: Share) -> bool:
+        """Whether a share's one token is a graph that has agreed."""
+        kv = share.kv
+        if kv is None or self.reason or self._pool.failed or kv.length >= self._context:
+            return False
+        return self._length(kv.length + 1) in self._agreed and kv.memory.held() == self._held
+
+    @torch.inference_mode()
+    def replayed(self, share: Share) -> torch.Tensor:
+        """Launch it -> its logits [1, V]. The KV does not know of it until `took`."""
+        kv, (token,) = share.kv, share.tokens
+        assert kv is not None
+        self._send(token, kv.length)
+        return self._replayed(self._length(kv.length + 1))
+
+    def took(self, kv: SequenceKV) -> None:
+        """The KV has the token that a graph has computed."""
+        kv.memory.grow(kv, 1)
+        self.replays += 1
 
     def close(self) -> None:
         """Give back the graphs and their memory."""

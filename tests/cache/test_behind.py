@@ -1,5 +1,6 @@
 """Experts that the host computes: admitted behind it, or left; the cache stays sound."""
 
+import functools
 from collections.abc import Collection, Sequence
 
 import pytest
@@ -83,7 +84,7 @@ def test_of_a_whole_token_that_the_host_took_part_in_each_miss_is_copied_once() 
     caches = [build(2 * LAYERS) for _ in range(2)]
     for cache, whole in zip(caches, (False, True), strict=True):
         if whole:
-            requests, submitted = cache.requests.replay_hosted(routed, lambda eid: False)
+            requests, submitted = cache.requests.replay(routed, lambda eid: False, hosted=True)
             assert submitted == [] and [len(of or ()) for of in requests] == [2] * LAYERS
         for layer, chosen in enumerate([] if whole else routed):
             lease = cache.acquire(layer, chosen, everything)
@@ -96,7 +97,7 @@ def test_of_a_whole_token_that_the_host_took_part_in_each_miss_is_copied_once() 
         cache.check_integrity()
     first, second = ([[*cache.core.residents(pool)] for pool in cache.core.pools] for cache in caches)
     assert [*map(sorted, first)] == [*map(sorted, second)]
-    requests, _ = caches[1].requests.replay_hosted(routed, lambda eid: True)
+    requests, _ = caches[1].requests.replay(routed, lambda eid: True, hosted=True)
     assert all(of is not None and [one.outcome for one in of] == [Outcome.HIT] * 2 for of in requests)
     assert caches[1].counts.host_computed == 2 * LAYERS
 
@@ -104,7 +105,7 @@ def test_of_a_whole_token_that_the_host_took_part_in_each_miss_is_copied_once() 
 @pytest.mark.parametrize("hosted", [False, True])
 def test_what_was_in_a_slot_is_looked_up_by_the_next_token(hosted: bool) -> None:
     cache = build(2 * LAYERS)
-    replay = cache.requests.replay_hosted if hosted else cache.requests.replay
+    replay = functools.partial(cache.requests.replay, hosted=hosted)
     replay([[1, 2]] * LAYERS, lambda eid: False)
     settled(cache)
     for eid in [*cache.copies.tickets]:
@@ -123,10 +124,10 @@ def test_what_was_in_a_slot_is_looked_up_by_the_next_token(hosted: bool) -> None
 def test_while_the_copies_of_earlier_tokens_are_behind_none_is_added() -> None:
     cache = build(EXPERTS * LAYERS)
     link(cache).pace = Pace(1e-9, 0.0)  # nothing lands
-    cache.requests.replay_hosted([[*range(EXPERTS)]], lambda eid: False)
+    cache.requests.replay([[*range(EXPERTS)]], lambda eid: False, hosted=True)
     first = cache.counts.host_admitted
     assert first == EXPERTS > MOST_BEHIND
-    cache.requests.replay_hosted([[], [*range(EXPERTS)]], lambda eid: False)
+    cache.requests.replay([[], [*range(EXPERTS)]], lambda eid: False, hosted=True)
     assert cache.counts.host_admitted == first and cache.counts.host_computed == 2 * EXPERTS
     link(cache).pace = Pace(0.0, 0.0)
 

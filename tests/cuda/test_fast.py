@@ -15,10 +15,11 @@ from core.hf.discover import ExpertsSite
 from core.hf.quantized_linear import QuantizedLinear
 from core.runtime.batch import Batch, Share
 from core.runtime.program.bind import bind
+from core.runtime.program.gpu.experts import GpuExperts, Where
 from core.runtime.program.gpu.host_copies import HostCopies
 from core.runtime.program.gpu.program import GpuProgram
 from core.runtime.program.gpu.recorder import Recorder
-from core.runtime.program.gpu.rows import GpuMath
+from core.runtime.program.gpu.rows import GpuMath, gpu_experts
 from core.runtime.program.trial import Angles
 from core.runtime.program.weights import NormWeight, Weight
 from core.system.native.compile import supported
@@ -72,7 +73,7 @@ def test_what_is_bound_is_where_the_model_is(fake_cuda: FakeCuda, arch: str, tmp
         assert len(found) > 9 * len(form.layers)
         assert all(map(fake_cuda.tensors.on_device, found))
         recorder = Recorder()
-        program = GpuProgram(engine.model, engine.loaded.sites, CONTEXT, engine.loaded.device, recorder)
+        program, _ = bound(engine, recorder)
         assert program.form.parts == form.parts and not recorder.launched
 
 
@@ -92,16 +93,27 @@ def test_without_kernels_the_reference_computes_and_says_why(fake_cuda: FakeCuda
         assert "never measured" in engine.loaded.plan.note
 
 
-BEFORE, ATTENDED = ["_rms", "_joined"], ["_score", "_weigh", "_add_values"]
-ROUTED = ["_rms", "_joined", "_route"]
+def bound(engine: Engine, recorder: Recorder) -> tuple[GpuProgram, list[GpuExperts]]:
+    """The program of a model, and its experts, whose kernels a recorder gets."""
+    loaded = engine.loaded
+    sites, codecs = loaded.sites, loaded.plan.codecs
+    experts = [gpu_experts(one.module, codec, recorder) for one, codec in zip(sites, codecs, strict=True)]
+    return GpuProgram(engine.model, sites, CONTEXT, loaded.device, recorder, experts), experts
+
+
+BEFORE, ATTENDED = ["_rms", "_joined"], ["_score", "_add_values"]
+ROUTED, EXPERTS = ["_joined_normed", "_joined_routed"], ["_product", "_down"]
 SHARED = ["_joined", "_activate", "_joined", "_joined", "_combine"]
-LAUNCHED: dict[str, tuple[dict[str, object], list[list[str]]]] = {  # by layer, beside the experts
-    "qwen3_moe": ({}, [[*BEFORE, "_rotate", *ATTENDED, "_joined", *ROUTED]] * 2),
+GROUPED = [*BEFORE, "_rotate", *ATTENDED, *ROUTED, *EXPERTS]
+CODES = {"format": "int4-g32", "dense": "int4-g32", "dtype": "bfloat16"}
+LAUNCHED: dict[str, tuple[dict[str, object], list[list[str]]]] = {  # by layer
+    "qwen3_moe": ({}, [GROUPED] * 2),
+    "qwen3_moe in codes": ({"moe_intermediate_size": 32}, [[*GROUPED[:5], "_prepare", *GROUPED[5:]]] * 2),
     "qwen3_next": (
         {"layer_types": ["linear_attention", "full_attention"]},
         [
-            [*BEFORE, "_convolve", "_inputs", "_rule", "_gated_heads", "_joined", *ROUTED, *SHARED],
-            [*BEFORE, "_rotate", *ATTENDED, "_gated_heads", "_joined", *ROUTED, *SHARED],
+            [*BEFORE, "_convolve", "_inputs", "_rule", "_gated_heads", *ROUTED, *EXPERTS, *SHARED],
+            [*BEFORE, "_rotate", *ATTENDED, "_gated_heads", *ROUTED, *EXPERTS, *SHARED],
         ],
     ),
     "deepseek_v2": (
@@ -113,31 +125,37 @@ LAUNCHED: dict[str, tuple[dict[str, object], list[list[str]]]] = {  # by layer, 
                 "_queries",
                 *ATTENDED,
                 "_values",
-                "_joined",
-                "_rms",
+                "_joined_normed",
                 "_joined",
                 "_activate",
                 "_joined",
             ],
-            [*BEFORE, "_latent", "_queries", *ATTENDED, "_values", "_joined", *ROUTED, *SHARED[:3], "_combine"],
+            [*BEFORE, "_latent", "_queries", *ATTENDED, "_values", *ROUTED, *EXPERTS, *SHARED[:3], "_combine"],
         ],
     ),
 }
 
 
 @pytest.mark.parametrize("arch", LAUNCHED)
-def test_what_is_launched_for_a_token(fake_cuda: FakeCuda, arch: str, tmp_path: Path) -> None:
+def test_what_is_launched_for_a_token(
+    fake_cuda: FakeCuda, arch: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """So many kernels a layer, two at the end, and no wait for the device."""
     fields, layers = LAUNCHED[arch]
-    path = save_tokenizer(make_checkpoint(arch, tmp_path, num_hidden_layers=2, **fields))
-    with engine_on(path, SETTINGS, arithmetic="reference") as engine:
+    monkeypatch.setattr("core.hf.quantized_linear.available", lambda device: True)
+    name, _, coded = arch.partition(" ")
+    path = save_tokenizer(make_checkpoint(name, tmp_path, num_hidden_layers=2, **fields))
+    with engine_on(path, SETTINGS, arithmetic="reference", **(CODES if coded else {})) as engine:
         recorder = Recorder()
-        program = GpuProgram(engine.model, engine.loaded.sites, CONTEXT, engine.loaded.device, recorder)
+        program, experts = bound(engine, recorder)
+        table = torch.zeros(engine.loaded.sites[0].num_experts, dtype=torch.int64, device="cuda")
+
+        def compute(site: ExpertsSite, x: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+            return experts[site.index].token(Where(table=table, ids=ids[0]), x, weights[0])
+
         kv = engine.wiring.pool.take(CONTEXT)
         with fake_cuda.noting_waits() as waits:
-            logits = program.compute(
-                Batch("decode", (Share([5], kv, 1),)), 1, lambda site, x, ids, weights: torch.zeros_like(x)
-            )
+            logits = program.compute(Batch("decode", (Share([5], kv, 1),)), 1, compute)
         assert logits.shape == (1, program.form.head.outputs) and kv.length == 1 and not waits
         names = [kernel.__name__ for kernel, _, _ in recorder.launched]
         assert names == [name for layer in layers for name in layer] + ["_rms", "_joined"]

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from core.memory.codec.fast.gpu import dense
 from core.memory.codec.fast.gpu.dense import TILED, DenseKernels, Placed
 from core.memory.codec.fast.steps import named, single
 from core.memory.codec.kernels import ByTriton, Launcher
@@ -65,6 +66,7 @@ JOINED = (
     (("int4-g64", 9), ("int8-g32", 17), ("int4-g64", 40)),  # x is prepared in two ways
     (("bfloat16", 33), ("bfloat16", 1), ("float32", 7)),
     (("int3", 20), ("mxfp4", 5)),
+    (("int8-g32", 64), ("int4-g64", 64)),
 )
 
 
@@ -108,6 +110,8 @@ def found(which: str) -> dict[str, int]:
             "activation": activated(GATES["oss"]),
             "gated": gated(GATED["Qwen3-Next's delta nets"], wild=False),
             "cap": capped(wild=True),
+            "then norm": normed_by_the_last(JOINED[-1], wild=False),
+            "then route": sum(routed_by_the_last(ROUTED[name]) for name in ("few", "DeepSeek-V3")),
         }
     differ = {"attend in a ring": in_a_ring()}
     for wild in (False, True):
@@ -120,6 +124,8 @@ def found(which: str) -> dict[str, int]:
         for name, spec in ATTENDED.items():
             differ |= {f"attend {name}{odd} {at[-1]}": attended(spec, at, wild=wild) for at in ((0, 3), (63, 64, 140))}
             differ[f"attend {name}{odd} window"] = attended(spec, (70, 129), window=65, wild=wild)
+        differ |= {f"then norm {names[0][0]}{odd}": normed_by_the_last(names, wild=wild) for names in JOINED}
+    differ |= {f"then route {name}": routed_by_the_last(spec) for name, spec in ROUTED.items()}
     for names in JOINED:
         label = "product " + " ".join(name for name, _ in names)
         differ |= {f"{label} of {count}": multiplied(names, count) for count in (1, 5, TILED + 1)}
@@ -280,6 +286,53 @@ def multiplied(names: tuple[tuple[str, int], ...], count: int) -> int:
     for added in (None, bias):
         got = DenseKernels(ON.launcher).by(placed, ON.there(added))(ON.there(x))
         differ += differing(got, wanted if added is None else wanted + added.float())
+    return differ
+
+
+def placed_by(names: tuple[tuple[str, int], ...]) -> tuple[dense.DenseProducts, list[torch.Tensor]]:
+    """A product by such matrices of 192 inputs, and what holds them."""
+    cases = [case(name, outputs, 192) for name, outputs in names]
+    here = [ON.there(slots[0]) for _, slots, _ in cases]
+    placed = [Placed(one, slot.data_ptr()) for (one, _, _), slot in zip(cases, here, strict=True)]
+    return DenseKernels(ON.launcher).by(placed), here
+
+
+def normed_by_the_last(names: tuple[tuple[str, int], ...], *, wild: bool) -> int:
+    """Twice in turn, as a counter has to be 0 again, what a product's last program norms and prepares for two kinds of
+    codes, against launches of their own; and what is prepared, multiplied."""
+    product, held = placed_by(names)
+    kernels, width, differ = ON.kernels(), product.outputs, 0
+    of, weight = Norm(width, 1e-6, BF16), ON.there(drawn(3, width).to(BF16))
+    takers = [case(name, 5, -(-width // 64) * 64) for name in ("int4-g64", "int8-g32")] if width % 64 == 0 else []
+    after = [DenseKernels(ON.launcher).by([Placed(one, ON.there(slots[0]).data_ptr())]) for one, slots, _ in takers]
+    for seed in (1, 2):
+        x, states = ON.there(drawn(seed, 1, 192, wild=wild)), drawn(seed + 4, 1, width, wild=wild)
+        wanted, ours = (ON.there(states.clone()) for _ in range(2))
+        normed, got = torch.empty_like(wanted), torch.empty_like(ours)
+        kernels.norm(of, weight, wanted, product(x), normed, 0.37)
+        end, ready = kernels.then_norm(of, weight, ours, got, 0.37, tuple(form for one in after for form in one.takers))
+        differ += differing(product(x, end=end), product(x).cpu())
+        differ += differing(got, normed.cpu()) + differing(ours, wanted.cpu())
+        differ += sum(differing(one(got, ready), one(normed).cpu()) for one in after)
+    assert held
+    return differ
+
+
+def routed_by_the_last(spec: Route) -> int:
+    """Twice in turn, what a router's last program chooses, against a launch of its own."""
+    product, held = placed_by((("bfloat16", spec.experts),))
+    kernels, differ = ON.kernels(), 0
+    bias, scales = (
+        ON.there(drawn(seed, spec.experts)) if has else None for seed, has in ((2, spec.bias), (3, spec.scales))
+    )
+    for seed in (1, 2):
+        x = ON.there(drawn(seed, 1, 192))
+        logits = product(x)
+        wanted = kernels.route(spec, logits, bias, scales)
+        end, *got = kernels.then_route(spec, bias, scales, ON.device)
+        differ += differing(product(x, end=end), logits.cpu())
+        differ += sum(differing(one, other.cpu()) for one, other in zip(got, wanted, strict=True))
+    assert held
     return differ
 
 

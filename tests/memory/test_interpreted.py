@@ -123,7 +123,7 @@ def test_the_same_for_every_format_and_drawn_shapes() -> None:
 
 
 def test_a_layer_has_the_bits_that_a_cpu_has(some: dict[str, Any]) -> None:
-    kinds = "norm", "rotate", "route", "attend", "product", "activation", "gated", "cap"
+    kinds = "norm", "rotate", "route", "attend", "product", "activation", "gated", "cap", "then norm", "then route"
     assert some["interpreted_layer"] == dict.fromkeys(kinds, 0)
 
 
@@ -202,6 +202,15 @@ def test_some_of_them_without_the_host(way: str) -> None:
     """Attention to latents as a graph, and delta nets beside experts that the GPU finds by itself."""
     (differ,) = interpreted(f"interpreted_program:{way}")
     assert len(differ) == 1 and not any(differ.values())
+
+
+@pytest.mark.long(3)
+@pytest.mark.timeout(1200)
+def test_no_bit_depends_on_where_and_how_widely_it_is_computed() -> None:
+    """`bench invariance` on the emulated GPU: who leads, who computes misses, budgets, pieces, and texts of a pass."""
+    (found,) = interpreted("interpreted_invariance")
+    assert found["runs"] == 18 and found["logits"] > 30_000 and not found["differing"]
+    assert all(found["calls"].values()) and all(of and not off for of, off in found["of"].values())
 
 
 @pytest.mark.long(0.2)

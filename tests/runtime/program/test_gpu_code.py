@@ -23,6 +23,7 @@ from core.runtime.program.gpu.check import (
     TARGETS,
     TILED,
     Figures,
+    before_the_last,
     figures,
     has_tiles,
     hosted,
@@ -173,6 +174,20 @@ def ordered(ptx: str) -> list[str]:
     return re.findall(kinds, ptx)
 
 
+def test_the_last_program_sees_what_all_have_stored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every store of the product comes before a barrier, this before the addition, which releases and acquires, and a
+    barrier before what is read of it."""
+    pytest.importorskip("triton", reason="the package triton is not installed")
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+    ((_, made),) = check_layer.kernels(75, ("router",))
+    kinds = r"atom\.global\.gpu\.acq_rel|bar\.sync|ld\.global(?:\.nc)?|st\.global"
+    found = re.findall(kinds, made.asm["ptx"])
+    at = found.index("atom.global.gpu.acq_rel")
+    assert {*found[:at]} == {"ld.global", "st.global", "bar.sync"} and found[at - 1] == "bar.sync"
+    assert found[at + 1 : at + 5] == ["bar.sync", "st.global", "bar.sync", "ld.global"]  # the counter is 0 again
+    assert "ld.global.nc" not in found
+
+
 @pytest.mark.parametrize("capability", layered(list(TARGETS), quick=lambda capability: capability == 75, minutes=0.1))
 def test_what_the_gpu_and_the_host_tell_each_other_is_ordered(
     capability: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -198,5 +213,7 @@ def test_what_the_gpu_and_the_host_tell_each_other_is_ordered(
 def test_the_longest_innermost_loop_is_found() -> None:
     code = ["MOV", "LDG.E R1, [R2.64]", "IADD", "BRA `(.L_x_1)", "FADD", "BRA `(.L_x_0)", "BRA `(.L_x_2)", "EXIT"]
     assert longest_loop(code, {".L_x_0": 0, ".L_x_1": 1, ".L_x_2": 6}) == code[1:4]
+    assert before_the_last([*code, "ATOMG.E.ADD.STRONG.GPU PT, R1, [R2.64], R3", "BRA `(.L_x_0)"]) == code
+    assert before_the_last(code) == code
     assert check.width_of("LDG.E R1, [R2.64]") == 32
     assert check.width_of("LDG.E.U16.CONSTANT R1, [R2.64]") == 16

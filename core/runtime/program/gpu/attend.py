@@ -1,13 +1,13 @@
-"""Attention of rows over the KV cache, `core.runtime.program.attend` in Triton: three kernels, of scores, of weights,
-and of weighted values. Importing this module needs triton.
+"""Attention of rows over the KV cache, `core.runtime.program.attend` in Triton: two kernels, of scores, and of weights
+and weighted values. Importing this module needs triton.
 
 What one block of keys does to the outputs depends on the greatest score until then, and on nothing else of the blocks
-before: scores and weights are computed for all blocks at once, and only the sums are taken in order. The number of
-positions is on the device. S is `core.runtime.program.attend_block.Attend`, without a soft cap.
+before: scores are computed for all blocks at once, and only the sums are taken in order. The number of positions is on
+the device. S is `core.runtime.program.attend_block.Attend`, without a soft cap.
 
-    scores   [rows, query_heads, span, BLOCK] fp32: then weights
+    scores   [rows, query_heads, span, BLOCK] fp32
     greatest [rows, query_heads, span] fp32: of each block
-    factors  [rows, query_heads, span] fp32: what the outputs before a block are multiplied by
+    weights  [rows, query_heads, slices, BLOCK] fp32: of the block whose values a program adds
 """
 
 import triton
@@ -20,7 +20,6 @@ from core.runtime.program.gpu.rms import total
 
 BLOCK = tl.constexpr(attend_block.BLOCK)
 NONE = tl.constexpr(float("-inf"))
-MANY = tl.constexpr(256)  # blocks whose greatest scores are compared at once
 AHEAD = tl.constexpr(32)  # values that are read at once
 SPAN = tl.constexpr(64)  # numbers of a key that are
 
@@ -106,55 +105,13 @@ def _score(
 score = triton.jit(_score)
 
 
-def _most(greatest: tl.tensor, count: tl.tensor, sink: tl.tensor) -> tl.tensor:
-    """The greatest of `count` blocks' scores and of the sink, where there is one, which stays where it is NaN."""
-    found = tl.full((MANY,), NONE, tl.float32)
-    for first in range(0, count, MANY):
-        at = first + tl.arange(0, MANY)
-        found = tl.maximum(found, tl.load(greatest + at, mask=at < count, other=NONE))
-    most = tl.max(found, 0)
-    if sink is not None:
-        before = tl.load(sink)
-        most = tl.where(most > before, most, before)
-    return most
-
-
-most_of = triton.jit(_most)
-
-
-def _weigh(
+def _add_values(
+    v_at: tl.tensor,
     positions: tl.tensor,
     sinks: tl.tensor,
     scores: tl.tensor,
     greatest: tl.tensor,
-    factors: tl.tensor,
-    window: tl.tensor,
-    span: tl.tensor,
-    S: tl.constexpr,
-) -> None:
-    """Turn scores into weights, and write what the outputs are multiplied by before each block's values. Programs:
-    parts of the blocks, query heads, rows."""
-    row = tl.program_id(2).to(tl.int64)
-    query = row * S.query_heads + tl.program_id(1)
-    _, end, first = reach(positions, row, window)
-    own = greatest + query * span
-    sink = None if sinks is None else sinks + tl.program_id(1)
-    for block in range(tl.program_id(0), (end + BLOCK - 1) // BLOCK - first, tl.num_programs(0)):
-        before, now = most_of(own, block, sink), most_of(own, block + 1, sink)
-        less = tl.where(now == NONE, 0.0, now)
-        at = scores + (query * span + block) * BLOCK + tl.arange(0, BLOCK)
-        tl.store(at, exp(tl.load(at) - less))
-        tl.store(factors + query * span + block, exp(before - less))
-
-
-weigh = triton.jit(_weigh)
-
-
-def _add_values(
-    v_at: tl.tensor,
-    positions: tl.tensor,
-    scores: tl.tensor,
-    factors: tl.tensor,
+    weights: tl.tensor,
     out: tl.tensor,
     window: tl.tensor,
     v_head: tl.tensor,
@@ -165,7 +122,8 @@ def _add_values(
     SLICE: tl.constexpr,
 ) -> None:
     """out [rows, query_heads, values], fp32: the values by their weights, divided by the weights' sum. Programs: slices
-    of the values, query heads, rows."""
+    of the values, query heads, rows. Each turns scores into weights by itself: its threads pass them to each other in
+    `weights`."""
     row, head = tl.program_id(2).to(tl.int64), tl.program_id(1)
     query = row * S.query_heads + head
     begin, end, first = reach(positions, row, window)
@@ -173,14 +131,24 @@ def _add_values(
     values = (v_at + head // S.group * v_head).to(tl.pointer_type(CACHE)) + tl.minimum(n, S.values - 1)
     STEP: tl.constexpr = CACHE.primitive_bitwidth // 8
     apart = v_row // STEP
+    at = weights + (query * tl.num_programs(0) + tl.program_id(0)) * BLOCK
+    most = tl.load(sinks + head) if S.sinks else NONE + tl.zeros((), tl.float32)  # a sink that is NaN stays
     sums = tl.zeros((SLICE,), tl.float32)
     lane = tl.arange(0, 8)
-    weights = tl.where(lane == 0, 1.0, 0.0) if S.sinks else tl.zeros((8,), tl.float32)
+    divisor = tl.where(lane == 0, 1.0, 0.0) if S.sinks else tl.zeros((8,), tl.float32)
     for block in range((end + BLOCK - 1) // BLOCK - first):
-        factor, at = tl.load(factors + query * span + block), scores + (query * span + block) * BLOCK
-        weights *= factor
+        found = tl.load(greatest + query * span + block)
+        now = tl.where(found > most, found, most)
+        less = tl.where(now == NONE, 0.0, now)
+        factor = exp(most - less)
+        most = now
+        own = tl.load(scores + (query * span + block) * BLOCK + tl.arange(0, BLOCK))
+        tl.debug_barrier()  # all threads have read the weights of the block before
+        tl.store(at + tl.arange(0, BLOCK), exp(own - less))
+        tl.debug_barrier()
+        divisor *= factor
         for i in tl.static_range(BLOCK // 8):
-            weights += tl.load(at + 8 * i + lane)
+            divisor += tl.load(at + 8 * i + lane)
         sums *= factor
         start = (first + block) * BLOCK
         from_, until = tl.maximum(begin - start, 0), tl.minimum(end - start, BLOCK)
@@ -194,7 +162,7 @@ def _add_values(
             for one in range(from_, until):
                 value = tl.load(some + one * apart).to(tl.float32)
                 sums = tl.fma(tl.zeros_like(sums) + tl.load(at + one), value, sums)
-    tl.store(out + query * S.values + n, tl.div_rn(sums, total(weights)), mask=n < S.values)
+    tl.store(out + query * S.values + n, tl.div_rn(sums, total(divisor)), mask=n < S.values)
 
 
 add_values = triton.jit(_add_values)

@@ -19,21 +19,21 @@ class GpuAttention:
         if form.values != form.width or form.value_scale != 1:
             raise ModelError("on a GPU, heads of values of another width than keys, or scaled ones, are not known")
         self._form, self._kernels = form, kernels
-        self._qkv, self._o = product_of(dense, form.q, form.k, form.v), product_of(dense, form.o)
+        self.first, self._o = product_of(dense, form.q, form.k, form.v), product_of(dense, form.o)
         self._gates = [product_of(dense, one) for one in form.own_gates]
 
     def __call__(self, x: torch.Tensor, rows: Rows) -> torch.Tensor:
-        of, qkv = self._form, self._qkv(x)
+        of, qkv = self._form, self.first(x, rows.ready)
         first = 0
         for across in of.across or ():
             part = qkv[:, first : first + across.form.width]
             self._kernels.norm(across.form, tensor_of(across), part, None, part)
             first += across.form.width
         mixed = self._attended(qkv, rows)
-        gates = self._gates[0](x) if self._gates else qkv
+        gates = self._gates[0](x, rows.ready) if self._gates else qkv
         if of.gates is not None:
             mixed = self._kernels.gate(of.gates.form, mixed, gates, of.gates.columns, None)
-        return self._o(mixed)
+        return self._o(mixed, end=rows.end)
 
     def _attended(self, qkv: torch.Tensor, rows: Rows) -> torch.Tensor:
         """[T, query_heads * width] fp32."""

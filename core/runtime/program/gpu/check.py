@@ -97,11 +97,12 @@ def _recorded(name: str, dtype: torch.dtype) -> tuple[Recorder, GpuExperts]:
 
 def figures(made: Any) -> Figures:
     """Of a compiled kernel: registers, bytes of stack, instructions on the stack's memory, instructions and barriers of
-    its longest innermost loop (0 = none), how often each width of load is in that loop, or in all, and instructions
-    that have tensor cores multiply 8-bit integers."""
+    the longest innermost loop of what all programs do (0 = none), how often each width of load is in that loop, or in
+    all, and instructions that have tensor cores multiply 8-bit integers."""
     instructions, labels = disassembled(made.asm["cubin"])
-    loop = longest_loop(instructions, labels)
-    loads = Counter(width_of(one) for one in loop or instructions if one.startswith("LDG"))
+    by_all = before_the_last(instructions)
+    loop = longest_loop(by_all, labels)
+    loads = Counter(width_of(one) for one in loop or by_all if one.startswith("LDG"))
     used = re.search(r"REG:(\d+) STACK:(\d+)", tool("cuobjdump", "--dump-resource-usage", image=made.asm["cubin"]))
     assert used is not None
     return {
@@ -136,6 +137,11 @@ def disassembled(image: bytes) -> tuple[list[str], dict[str, int]]:
         elif found := re.search(r"/\*[0-9a-f]{4,}\*/\s+(?:@!?U?P\w+\s+)?([A-Z][^;]*);", line):
             instructions.append(found[1])
     return instructions, labels
+
+
+def before_the_last(instructions: Sequence[str]) -> Sequence[str]:
+    """Those before the count of programs that are through, behind which the last one goes on."""
+    return instructions[: next((at for at, one in enumerate(instructions) if one.startswith("ATOM")), None)]
 
 
 def longest_loop(instructions: Sequence[str], labels: dict[str, int]) -> list[str]:

@@ -15,9 +15,10 @@ import torch
 
 from core.memory.codec import PartSpec, make_codec
 from core.memory.codec.base import Base
-from core.memory.codec.fast.gpu.dense import TILED, DenseKernels, Placed
+from core.memory.codec.fast.gpu.dense import TILED, DenseKernels, DenseProducts, Placed
 from core.memory.codec.fast.gpu.launch import SINCE
 from core.memory.codec.kernels.build import compiled
+from core.memory.codec.kernels.products import Launcher
 from core.memory.codec.matrix import Matrix, matrix
 from core.runtime.program.absorb import Absorb
 from core.runtime.program.attend_block import Attend
@@ -48,6 +49,29 @@ PREPARE = "_prepare"
 def _norm(kernels: LayerKernels) -> None:
     x = meta(FP32, 1, HIDDEN)
     kernels.norm(Norm(HIDDEN, 1e-6, BF16), meta(BF16, HIDDEN), x, x, x)
+
+
+def _takers() -> tuple[Any, ...]:
+    """Forms that take a row rounded: experts in a format."""
+    return _product("int4-g64", 1, launcher=Recorder()).takers
+
+
+def _prepared(kernels: LayerKernels) -> None:
+    x = meta(FP32, 1, HIDDEN)
+    kernels.norm(Norm(HIDDEN, 1e-6, BF16), meta(BF16, HIDDEN), x, x, x, takers=_takers())
+
+
+def _output(name: str, kernels: LayerKernels) -> None:
+    """The product behind attention, with the norm behind it, by dense weights, and what experts in a format take."""
+    x, norm = meta(FP32, 1, HIDDEN), Norm(HIDDEN, 1e-6, BF16)
+    product = _product(name, HIDDEN, inputs=HEADS * WIDTH, launcher=kernels.launcher)
+    end, _ = kernels.then_norm(norm, meta(BF16, HIDDEN), x, x, 1.0, _takers())
+    product(meta(FP32, 1, HEADS * WIDTH), end=end)
+
+
+def _router(kernels: LayerKernels) -> None:
+    end, *_ = kernels.then_route(Route(128, 8, renormalised=True), None, None, META)
+    _product("checkpoint", 128, launcher=kernels.launcher)(meta(FP32, 1, HIDDEN), end=end)
 
 
 def _rotate(kernels: LayerKernels) -> None:
@@ -130,10 +154,13 @@ def _attend_latents(kernels: LayerKernels) -> None:
     kernels.attend(spec, q, cached, positions, None, out, CONTEXT)
 
 
+DENSE = ("checkpoint", "int8-g32", "int4-g64")  # of queries, keys and values by one launch, of a row and of several
 LAYER: dict[str, tuple[Callable[[LayerKernels], None], tuple[str, ...]]] = {
     "norm": (_norm, ("_rms",)),
+    "norm-int4-g64": (_prepared, ("_rms",)),
+    "router": (_router, ("_joined_routed",)),
     "rotate": (_rotate, ("_rotate",)),
-    "attend": (_attend, ("_score", "_weigh", "_add_values")),
+    "attend": (_attend, ("_score", "_add_values")),
     "route": (_route, ("_route",)),
     "activate": (_activate, ("_activate",)),
     "groups": (_groups, ("_route",)),
@@ -142,14 +169,14 @@ LAYER: dict[str, tuple[Callable[[LayerKernels], None], tuple[str, ...]]] = {
     "convolve": (_convolve, ("_convolve", "_keep_inputs")),
     "delta": (_delta, ("_inputs", "_rule")),
     "latent": (_latent, ("_latent",)),
-    "latents": (_attend_latents, ("_score", "_weigh", "_add_values")),
+    "latents": (_attend_latents, ("_score", "_add_values")),
+    **{f"output-{name}": (functools.partial(_output, name), ("_joined_normed",)) for name in DENSE},
     **{
         f"absorb-{name}{several}": (functools.partial(_absorb, name, count), ("_queries", "_values"))
         for name in ABSORBED
         for several, count in (("", 1), ("-several", 2))
     },
 }
-DENSE = ("checkpoint", "int8-g32", "int4-g64")  # of queries, keys and values by one launch, of a row and of several
 NAMES = (
     *[f"{name} {kernel}" for name, (_, launched) in LAYER.items() for kernel in launched],
     *[f"{name} qkv{several}" for name in DENSE for several in ("", " of several")],
@@ -164,8 +191,7 @@ def kernels(capability: int, names: tuple[str, ...] = (*LAYER, *DENSE)) -> Itera
         if name in LAYER:
             LAYER[name][0](LayerKernels(recorder))
         else:
-            placed = [Placed(_matrix(name, outputs), 1 << 40) for outputs in (HEADS * WIDTH, *[KV_HEADS * WIDTH] * 2)]
-            product = DenseKernels(recorder).by(placed)
+            product = _product(name, HEADS * WIDTH, *[KV_HEADS * WIDTH] * 2, launcher=recorder)
             for count in (1, 2, TILED) if divmod(capability, 10) >= SINCE and name != "checkpoint" else (1, 2):
                 product(meta(FP32, count, HIDDEN))
         for kernel, constants, given in recorder.launched:
@@ -176,6 +202,11 @@ def kernels(capability: int, names: tuple[str, ...] = (*LAYER, *DENSE)) -> Itera
                 several = " in tiles"
             label = f"{name} qkv{several}" if name in DENSE else f"{name} {kernel.__name__}"
             yield label, compiled(kernel, constants, given, capability)
+
+
+def _product(name: str, *outputs: int, inputs: int = HIDDEN, launcher: Launcher) -> DenseProducts:
+    """By matrices of so many outputs."""
+    return DenseKernels(launcher).by([Placed(_matrix(name, some, inputs), 1 << 40) for some in outputs])
 
 
 def _matrix(name: str, outputs: int, inputs: int = HIDDEN) -> Matrix:

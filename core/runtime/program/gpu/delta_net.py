@@ -18,11 +18,11 @@ class GpuDeltaNet:
 
     def __init__(self, form: DeltaNet, dense: DenseKernels, kernels: LayerKernels) -> None:
         self._form, self._kernels, self._delta = form, kernels, DeltaKernels(kernels)
-        self._given, self._out = product_of(dense, *form.given), product_of(dense, form.out)
+        self.first, self._out = product_of(dense, *form.given), product_of(dense, form.out)
         self._gates = Gates(form.columns.a, form.columns.b, form.a_log, form.dt_bias)
 
     def __call__(self, x: torch.Tensor, rows: Rows) -> torch.Tensor:
-        of, given, holds = self._form, self._given(x), rows.later is not None
+        of, given, holds = self._form, self.first(x, rows.ready), rows.later is not None
         convolve, rule, columns = replace(of.convolve, holds=holds), replace(of.rule, holds=holds), of.columns.channels
         mixed = torch.empty(len(x), of.rule.channels, device=x.device)
         heads = torch.empty(len(x), of.out.inputs, device=x.device)
@@ -39,7 +39,7 @@ class GpuDeltaNet:
         if rows.later is not None:
             ((_, inputs, matrices),) = found
             rows.later.append(lambda count: self._settle(given, taken, heads, (inputs, matrices), count))
-        return self._out(self._kernels.gate(of.gated, heads, given, of.columns.gates, of.norm))
+        return self._out(self._kernels.gate(of.gated, heads, given, of.columns.gates, of.norm), end=rows.end)
 
     def _settle(
         self, given: torch.Tensor, taken: Taken, heads: torch.Tensor, states: tuple[int, int], count: int

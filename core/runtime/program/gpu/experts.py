@@ -1,16 +1,19 @@
 """The experts of a layer on a GPU in the fast arithmetic: launches. Everything runs on the current stream, and nothing
 waits for the host.
 
-A token takes four launches: its state is prepared, first products and activation of all its experts, hidden states are
-prepared, second products and their weighted sum. Several tokens take five: the sum is a launch of its own. A token that
-the host takes part in takes six: it is told first, and waited for before the sum.
+A token takes two launches: first products and activation of all its experts, whose last programs prepare hidden states,
+and second products and their weighted sum. One more is before them where its state was not prepared by the norm before
+it. A token that the host takes part in takes two more: it is told first, and waited for before the sum. Several tokens
+take five: states and hidden states are prepared, and the sum is a launch of its own.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import NamedTuple
 
 import torch
 
+from core.memory.codec.fast.gpu.dense import NOTHING, Ready
 from core.memory.codec.fast.gpu.launch import MANY_REGISTERS, OPTIONS, GpuProducts, Groups
 from core.memory.codec.kernels.products import BY_IDS, LANES, LANES_MOST, ByTriton, Launcher, Starter
 from core.memory.codec.matrix import Matrix
@@ -50,11 +53,23 @@ class GpuExperts:
         self.up = GpuProducts(up, launcher, join=gated, spec=gate)
         self.down = GpuProducts(down, launcher)
         self._launcher, self._starters = launcher, dict[object, Starter]()
+        self._ready: tuple[torch.Tensor, Ready] | None = None
+        self.takers = (self.up.form,) if self.up.form.bits else ()
+        """What takes a state in its own way: the form, if it does."""
+
+    @contextmanager
+    def given(self, x: torch.Tensor, ready: Ready, *, changed: bool) -> Iterator[None]:
+        """Inside, what is `ready` of a state x need not be prepared, unless it may be `changed`."""
+        self._ready = None if changed else (x, ready)
+        try:
+            yield
+        finally:
+            self._ready = None
 
     def token(self, where: Where, x: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
         """x [1, H] through its experts, whose outputs have `weights` [chosen] fp32 -> [1, H] of x's type."""
         chosen = len(weights)
-        acts = self.down.prepare(self._acts(where, chosen, x))
+        acts = self._acts(where, x)
         out = torch.empty_like(x)
         lanes = LANES if chosen <= LANES else LANES_MOST
         if where.ids is None:
@@ -75,7 +90,8 @@ class GpuExperts:
         constants = {"M": mail.form, "LANES": 1 << (chosen - 1).bit_length(), "BLOCK": 2 * WIDTH}
         publish = self._start(self._hosted.publish, mail.form, {**constants, **OPTIONS, "num_warps": 4})
         publish[1, 1](x, table, ids, rows, mail.state, mail.address, first)
-        outputs = self.down.by_ids(table, ids, self.up.by_ids(table, ids, x))
+        acts = self._acts(Where(table=table, ids=ids), x)
+        outputs = self.down.by_ids(table, ids, acts, given=acts)
         constants = {"M": mail.form, "BLOCK": WIDTH, "LIMIT": mail.limit_ns, **OPTIONS}
         join = self._start(self._hosted.join, (*mail.form, mail.limit_ns), constants)
         join[-(-x.shape[1] // WIDTH), 1](outputs, rows, weights, mail.state, mail.address, out)
@@ -97,7 +113,8 @@ class GpuExperts:
 
     def outputs_at(self, addresses: Sequence[int], x: torch.Tensor) -> torch.Tensor:
         """x [1, H] through experts at these addresses -> [experts, H] fp32."""
-        return self.down.at(addresses, self.up.at(addresses, x))
+        acts = self._acts(Where(tuple(addresses)), x)
+        return self.down.at(addresses, acts, given=acts)
 
     def summed(
         self, outputs: torch.Tensor, pairs: torch.Tensor, weights: torch.Tensor, dtype: torch.dtype
@@ -111,12 +128,15 @@ class GpuExperts:
         start[-(-width // WIDTH), count](outputs, pairs, weights, None, None, out)
         return out
 
-    def _acts(self, where: Where, chosen: int, x: torch.Tensor) -> torch.Tensor:
-        """[chosen, inner] fp32: the hidden states of a token's experts."""
+    def _acts(self, where: Where, x: torch.Tensor) -> torch.Tensor:
+        """[chosen, inner] fp32: the hidden states of a token's experts, or these prepared where weights are codes."""
+        given, (own, ready) = None, self._ready or (None, NOTHING)
+        if own is not None and own.data_ptr() == x.data_ptr() and own.shape == x.shape:
+            given = ready.get(self.up.form.of_x)
         if where.ids is not None:
             assert where.table is not None
-            return self.up.by_ids(where.table, where.ids, x)
-        return self.up.at(where.addresses, x)
+            return self.up.by_ids(where.table, where.ids, x, given=given, then=self.down)
+        return self.up.at(where.addresses, x, given=given, then=self.down)
 
     def _down(self, chosen: int, lanes: int) -> Starter:
         experts = 1 << (chosen - 1).bit_length()

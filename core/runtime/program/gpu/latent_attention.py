@@ -20,7 +20,7 @@ class GpuLatentAttention:
     def __init__(self, form: LatentAttention, dense: DenseKernels, kernels: LayerKernels) -> None:
         self._form, self._kernels, self._latents = form, kernels, LatentKernels(kernels)
         first = form.q if form.low is None else form.low[0]
-        self._given, self._first = product_of(dense, first, form.kv), first.outputs
+        self.first, self._first = product_of(dense, first, form.kv), first.outputs
         self._q = None if form.low is None else product_of(dense, form.q)
         self._o = product_of(dense, form.o)
         self._begin = Latent(form.heads, form.keys, form.turned, form.norm.form, form.cache, form.interleaved)
@@ -29,11 +29,11 @@ class GpuLatentAttention:
         self._attend = Attend(form.heads, 1, *sizes, more=form.turned)
 
     def __call__(self, x: torch.Tensor, rows: Rows) -> torch.Tensor:
-        of, given = self._form, self._given(x)
+        of, given = self._form, self.first(x, rows.ready)
         q, kv = given[:, : self._first], given[:, self._first :]
         if of.low is not None and self._q is not None:
-            self._kernels.norm(of.low[1].form, tensor_of(of.low[1]), q, None, q)
-            q = self._q(q)
+            takers = self._q.takers if len(x) == 1 else ()
+            q = self._q(q, self._kernels.norm(of.low[1].form, tensor_of(of.low[1]), q, None, q, takers=takers))
         mixed = torch.empty(len(x), of.heads * of.values, device=x.device)
         begin = 0
         for text in rows.texts:
@@ -44,7 +44,7 @@ class GpuLatentAttention:
                 some, most = slice(begin + first, begin + end), rows.most or text.kv.length + end
                 self._some(q[some], kv[some], rows.positions[some], kept, most, mixed[some])
             begin += text.rows
-        return self._o(mixed)
+        return self._o(mixed, end=rows.end)
 
     def _some(
         self, q: torch.Tensor, kv: torch.Tensor, positions: torch.Tensor, kept: Kept, most: int, out: torch.Tensor

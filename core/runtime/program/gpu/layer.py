@@ -9,7 +9,8 @@ from typing import Any, NamedTuple
 
 import torch
 
-from core.memory.codec.fast.gpu.launch import OPTIONS
+from core.memory.codec.fast.gpu.dense import NOTHING, End, Ready
+from core.memory.codec.fast.gpu.launch import OPTIONS, PREPARED_BLOCKS
 from core.memory.codec.kernels.products import ByTriton, Launcher, Starter
 from core.runtime.program.attend import NO_WINDOW
 from core.runtime.program.attend_block import BLOCK, Attend
@@ -20,11 +21,14 @@ from core.runtime.program.rms import Norm
 from core.runtime.program.rotate import Rotate
 from core.runtime.program.route import Route
 
-WIDE = 1024  # numbers of a row that a program norms at once
+WIDE, NARROW = 1024, 256  # numbers of a row that a program norms at once; of one that has multiplied before
 PARTS = 64  # that blocks of keys are divided into, at most: programs of a head
 QUERIES = 8  # that share what is read of a block of keys; half as many of keys in two parts, for their registers
 SLICE = 32  # numbers of a head's values of a program
 ROOM = 32 << 20  # bytes of scores at once, or of one row where those are more
+
+
+Takers = tuple[Any, ...]  # core.memory.codec.fast.gpu.form.Form, one of each kind that takes a row in its own way
 
 
 class Cached(NamedTuple):
@@ -45,13 +49,15 @@ class LayerKernels:
     """What the layers of a model share. Raises ImportError."""
 
     def __init__(self, launcher: Launcher = ByTriton) -> None:
-        from core.memory.codec.fast.gpu.form import NUMBERS
-        from core.runtime.program.gpu import activate, attend, cap, combine, gated_heads, rms, rotate, route
+        from core.memory.codec.fast.gpu.form import NUMBERS, Ways
+        from core.runtime.program.gpu import activate, attend, cap, combine, ends, gated_heads, rms, rotate, route
 
         self._numbers, self._attend, self._combine, self._activate = NUMBERS, attend, combine.combine, activate.activate
         self._rms, self._rotate, self._route = rms.rms, rotate.rotate, route.route
         self._cap, self._gated_heads = cap.cap, gated_heads.gated_heads
-        self._launcher, self._starters = launcher, dict[object, Starter]()
+        self._ends, self._ways = ends, Ways
+        self._counts: torch.Tensor | None = None
+        self.launcher, self._starters = launcher, dict[object, Starter]()
 
     def norm(
         self,
@@ -62,14 +68,42 @@ class LayerKernels:
         out: torch.Tensor,
         scale: float = 1.0,
         factor: torch.Tensor | None = None,
-    ) -> None:
+        takers: Takers = (),
+    ) -> Ready:
         """out = the norm of x [T, width] fp32, after x += scale * delta, times a factor [1] where there is one; `out`
-        may be x."""
-        constants = {"WIDTH": of.width, "EPS": of.eps, "OFFSET": of.offset, "SCALE": scale, "BLOCK": WIDE}
-        if of.width < WIDE:
-            constants["BLOCK"] = max(8, power_of_2(of.width))
-        start = self.start(self._rms, constants, warps=4)
-        start[len(x), 1](x, delta, weight, factor, out, x.stride(0), out.stride(0))
+        may be x. `takers`: forms that a row of it is prepared for -> what they take."""
+        ways, into, ready = self._prepared(takers, x.device)
+        start = self.start(self._rms, self._norming(of, scale, ways, WIDE), warps=4)
+        start[len(x), 1](x, delta, weight, factor, out, x.stride(0), out.stride(0), into)
+        return ready
+
+    def then_norm(
+        self, of: Norm, weight: torch.Tensor | None, x: torch.Tensor, out: torch.Tensor, scale: float, takers: Takers
+    ) -> tuple[End, Ready]:
+        """The same for a product of one row: x [1, width] += scale * the product, and its norm; what takers get."""
+        ways, into, ready = self._prepared(takers, x.device)
+        constants = self._norming(of, scale, ways, NARROW)
+        return End(self._ends.joined_normed, (self._counter(x.device), x, weight, out, into), constants), ready
+
+    def _norming(self, of: Norm, scale: float, ways: Any, wide: int) -> dict[str, Any]:
+        block = min(wide, max(8, power_of_2(of.width)))
+        return {"N": of, "SCALE": scale, "BLOCK": block, "BLOCKS": PREPARED_BLOCKS, "R": ways}
+
+    def _prepared(self, takers: Takers, device: torch.device) -> tuple[Any, torch.Tensor | None, Ready]:
+        """How a row is prepared, where, and what of that each taker takes."""
+        if not takers:
+            return None, None, NOTHING
+        ways = self._ways(takers)
+        into = torch.empty(1, ways.begins[-1], dtype=torch.int32, device=device)
+        spans = zip(takers, ways.begins, ways.begins[1:], strict=False)
+        return ways, into, {form.of_x: into[:, begin:end] for form, begin, end in spans}
+
+    def _counter(self, device: torch.device) -> torch.Tensor:
+        """Of the programs of a launch that are through; 0 between launches."""
+        if self._counts is None:
+            with torch.inference_mode(False):
+                self._counts = torch.zeros(1, dtype=torch.int32, device=device)
+        return self._counts
 
     def rotate(
         self,
@@ -123,18 +157,17 @@ class LayerKernels:
         window: int,
     ) -> None:
         rows, heads, parts = len(q), spec.query_heads, min(span, PARTS)
-        room = torch.empty(rows * heads * span * (BLOCK + 2), dtype=torch.float32, device=q.device)
-        scores, greatest, factors = room.split([rows * heads * span * n for n in (BLOCK, 1, 1)])
+        slices = -(-spec.values // SLICE)
+        sizes = [rows * heads * count for count in (span * BLOCK, span, slices * BLOCK)]
+        scores, greatest, weights = torch.empty(sum(sizes), dtype=torch.float32, device=q.device).split(sizes)
         together = min(QUERIES // 2 if spec.more else QUERIES, power_of_2(spec.group))
         shares, kind = -(-spec.group // together), {"S": spec, "CACHE": self._numbers[spec.cache]}
         k, v, k_head, k_row, v_head, v_row, *more = cached
         scored = self.start(self._attend.score, {**kind, "TOGETHER": together}, warps=4)
         scored[parts, spec.heads * shares, rows](q, k, positions, scores, greatest, window, k_head, k_row, span, *more)
-        weighed = self.start(self._attend.weigh, {"S": spec})
-        weighed[parts, heads, rows](positions, sinks, scores, greatest, factors, window, span)
         added = self.start(self._attend.add_values, {**kind, "SLICE": SLICE})
-        slices = -(-spec.values // SLICE)
-        added[slices, heads, rows](v, positions, scores, factors, out, window, v_head, v_row, span)
+        given = positions, sinks, scores, greatest, weights
+        added[slices, heads, rows](v, *given, out, window, v_head, v_row, span)
 
     def gate(
         self, spec: GatedHeads, x: torch.Tensor, gates: torch.Tensor, columns: torch.Tensor, weight: torch.Tensor | None
@@ -158,10 +191,17 @@ class LayerKernels:
         [experts] fp32 of the weights."""
         ids = torch.empty(len(logits), rule.chosen, dtype=torch.int64, device=logits.device)
         weights = torch.empty(len(logits), rule.chosen, dtype=torch.float32, device=logits.device)
-        counts = {"EXPERTS": rule.experts, "CHOSEN": rule.chosen, "GROUPS": rule.groups.count if rule.groups else 1}
-        sizes = {name: max(8, power_of_2(count)) for name, count in counts.items()}
-        self.start(self._route, {"R": rule, **sizes})[len(logits), 1](logits, bias, scales, ids, weights)
+        self.start(self._route, _sizes(rule))[len(logits), 1](logits, bias, scales, ids, weights)
         return ids, weights
+
+    def then_route(
+        self, rule: Route, bias: torch.Tensor | None, scales: torch.Tensor | None, device: torch.device
+    ) -> tuple[End, torch.Tensor, torch.Tensor]:
+        """The same for the router's product of one row; ids [1, chosen] and weights [1, chosen]."""
+        ids = torch.empty(1, rule.chosen, dtype=torch.int64, device=device)
+        weights = torch.empty(1, rule.chosen, dtype=torch.float32, device=device)
+        given = self._counter(device), bias, scales, ids, weights
+        return End(self._ends.joined_routed, given, _sizes(rule)), ids, weights
 
     def activate(self, spec: Gate, x: torch.Tensor) -> torch.Tensor:
         """[T, width] fp32 of rows of gates and ups [T, 2 * width]."""
@@ -192,8 +232,14 @@ class LayerKernels:
         key = kernel, *constants.values()
         found = self._starters.get(key)
         if found is None:
-            found = self._starters[key] = self._launcher(kernel, {**constants, **OPTIONS, "num_warps": warps})
+            found = self._starters[key] = self.launcher(kernel, {**constants, **OPTIONS, "num_warps": warps})
         return found
+
+
+def _sizes(rule: Route) -> dict[str, Any]:
+    """Constants of a router's kernel."""
+    counts = {"EXPERTS": rule.experts, "CHOSEN": rule.chosen, "GROUPS": rule.groups.count if rule.groups else 1}
+    return {"R": rule} | {name: max(8, power_of_2(count)) for name, count in counts.items()}
 
 
 def power_of_2(count: int) -> int:

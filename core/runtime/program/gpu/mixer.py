@@ -7,7 +7,7 @@ from typing import NamedTuple, Protocol
 
 import torch
 
-from core.memory.codec.fast.gpu.dense import DenseKernels, DenseProducts, Placed
+from core.memory.codec.fast.gpu.dense import NOTHING, DenseKernels, DenseProducts, End, Placed, Ready
 from core.runtime.program.mixer import Text
 from core.runtime.program.weights import NormWeight, Weight
 
@@ -22,10 +22,16 @@ class Rows(NamedTuple):
     later: list[Callable[[int], None]] | None = None
     """Of a pass that leaves states as they are: gets what brings them to where they are after its first so many
     rows."""
+    ready: Ready = NOTHING
+    """What is prepared of the only normed row for the mixer's first product."""
+    end: End | None = None
+    """What its last product, of one row, goes on with."""
 
 
 class GpuMixer(Protocol):
-    """Of one layer; everything runs on the current stream."""
+    """Of one layer; everything runs on the current stream. `first`: the product of the normed rows."""
+
+    first: DenseProducts
 
     def __call__(self, x: torch.Tensor, rows: Rows) -> torch.Tensor:
         """[T, H] fp32 that is added to the residual stream, of normed rows x [T, H] fp32."""

@@ -2,7 +2,7 @@
 `core.runtime.program.program` on a CPU.
 
 Each layer's experts are computed by the step that transformers' hooks would call, which reads the router's choice: the
-only wait for the device. All else is launched on the current stream, some twelve kernels a layer for a token.
+only wait for the device. All else is launched on the current stream, some nine kernels a layer for a token.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from core.hf.discover import ExpertsSite
-from core.memory.codec.fast.gpu.dense import DenseKernels, DenseProducts
+from core.memory.codec.fast.gpu.dense import NOTHING, DenseKernels, DenseProducts, Ready
 from core.memory.codec.fast.products import CanonicalProducts
 from core.memory.codec.kernels import Launcher
 from core.memory.to_device import to_device
@@ -27,9 +27,10 @@ from core.runtime.program.delta_net import DeltaNet
 from core.runtime.program.feed_forward import Dense, Routed
 from core.runtime.program.gpu.attention import GpuAttention
 from core.runtime.program.gpu.delta_net import GpuDeltaNet
+from core.runtime.program.gpu.experts import GpuExperts
 from core.runtime.program.gpu.host_copies import HostCopies
 from core.runtime.program.gpu.latent_attention import GpuLatentAttention
-from core.runtime.program.gpu.layer import LayerKernels
+from core.runtime.program.gpu.layer import LayerKernels, Takers
 from core.runtime.program.gpu.mixer import GpuMixer, Rows, product_of, tensor_of
 from core.runtime.program.latent_attention import LatentAttention
 from core.runtime.program.mixer import Mixer, Text
@@ -46,13 +47,19 @@ class GpuProgram:
     built_s = 0.0  # seconds that passes took to be built
 
     def __init__(
-        self, model: Any, sites: Sequence[ExpertsSite], context: int, device: torch.device, launcher: Launcher
+        self,
+        model: Any,
+        sites: Sequence[ExpertsSite],
+        context: int,
+        device: torch.device,
+        launcher: Launcher,
+        experts: Sequence[GpuExperts],
     ) -> None:
-        """Raises ModelError, with the reason, where the model is not known."""
+        """`experts`: those of each MoE layer. Raises ModelError, with the reason, where the model is not known."""
         self.form = bind(model, sites, context, HostCopies(device))
         self._device, self._parts = device, self.form.parts
         self._kernels, self._dense = LayerKernels(launcher), DenseKernels(launcher)
-        self._layers = [GpuLayer(layer, self._dense, self._kernels) for layer in self.form.layers]
+        self._layers = [GpuLayer(layer, self._dense, self._kernels, experts) for layer in self.form.layers]
         self._head = product_of(self._dense, self.form.head)
         self._ones = torch.ones(1, 1, device=device)
         self._holding: KVCache | None = None  # whose states the latest pass has left as they were
@@ -128,58 +135,83 @@ class GpuProgram:
         """[T, H] that is added to the residual stream x after the layer, which gets what was added before it, `delta`,
         and what the layer's mixer adds."""
         of, factor = layer.form, self.form.layers[rows.number - 1].factor if rows.number else None
-        normed = self._read(of.before, x, delta, factor)
-        mixed = layer.mixer(normed, rows)
-        if of.mixed is not None:
-            self._norm(of.mixed, mixed, None, mixed)
-        normed = self._read(of.after, x, mixed)
-        rest = of.rest
+        one, rest = len(x) == 1, of.rest
+        given, ready = self._read(of.before, x, delta, factor, layer.mixer.first.takers if one else ())
+        if one and of.after is not None and of.mixed is None:  # a row is normed by the product before it
+            normed, sizes = torch.empty_like(x), (self.form.residual_scale, layer.takers)
+            end, after = self._kernels.then_norm(of.after.form, tensor_of(of.after), x, normed, *sizes)
+            layer.mixer(given, rows._replace(ready=ready, end=end))
+        else:
+            mixed = layer.mixer(given, rows._replace(ready=ready))
+            if of.mixed is not None:
+                self._norm(of.mixed, mixed, None, mixed)
+            normed, after = self._read(of.after, x, mixed, takers=layer.takers if one else ())
         if isinstance(rest, Dense):
             assert layer.dense is not None
-            added = self._feed(layer.dense, rest, normed)
+            added = self._feed(layer.dense, rest, normed, after)
         else:
-            added = self._routed(layer, rest, x, normed, experts)
+            added = self._routed(layer, rest, x, (normed, after), experts)
         if of.added is not None:
             self._norm(of.added, added, None, added)
         return added
 
     def _routed(
-        self, layer: GpuLayer, rest: Routed, x: torch.Tensor, normed: torch.Tensor, experts: Experts
+        self,
+        layer: GpuLayer,
+        rest: Routed,
+        x: torch.Tensor,
+        states: tuple[torch.Tensor, Ready],
+        experts: Experts,
     ) -> torch.Tensor:
-        """What a router's experts, and the one that all tokens share, add."""
-        assert layer.router is not None
-        beside, states, given = rest.beside, normed, normed
+        """What a router's experts, and the one that all tokens share, add; `states`: normed, and what is prepared of
+        them."""
+        assert layer.router is not None and layer.experts is not None
+        (normed, ready), beside, one = states, rest.beside, len(x) == 1
+        read, given = states, states
         if beside is not None:
-            states, given = self._read(beside.router, x, None), self._read(beside.experts, x, None)
-        logits = layer.router(states)
-        scales = beside.scales if beside is not None else None
-        routed = logits, *self._kernels.route(rest.route, logits, rest.correction, scales)
-        added = called(layer.form, rest, self.form.dtype, (x, given), routed, experts)
+            read = self._read(beside.router, x, None, takers=layer.router.takers if one else ())
+            given = self._read(beside.experts, x, None, takers=layer.experts.takers if one else ())
+        rule, bias, scales = rest.route, rest.correction, beside.scales if beside is not None else None
+        if one:
+            end, *chosen = self._kernels.then_route(rule, bias, scales, x.device)
+            logits = layer.router(*read, end)
+        else:
+            logits = layer.router(read[0])
+            chosen = [*self._kernels.route(rule, logits, bias, scales)]
+        with layer.experts.given(*given, changed=bool(rest.site.module._forward_pre_hooks)):
+            routed = logits, chosen[0], chosen[1]
+            added = called(layer.form, rest, self.form.dtype, (x, given[0]), routed, experts)
         if rest.shared is None:
             return added
         assert layer.dense is not None
-        shared, gate = self._feed(layer.dense, rest.shared, normed), layer.shared_gate
+        shared, gate = self._feed(layer.dense, rest.shared, normed, ready), layer.shared_gate
         if beside is not None:
             self._norm(beside.after_experts, added, None, added)
             self._norm(beside.after_shared, shared, None, shared)
-        return self._sum(added, shared, None if gate is None else gate(normed))
+        return self._sum(added, shared, None if gate is None else gate(normed, ready))
 
-    def _feed(self, products: tuple[DenseProducts, DenseProducts], of: Dense, normed: torch.Tensor) -> torch.Tensor:
+    def _feed(
+        self, products: tuple[DenseProducts, DenseProducts], of: Dense, normed: torch.Tensor, ready: Ready
+    ) -> torch.Tensor:
         """[T, H] of a dense layer."""
         gates, down = products
-        return down(self._kernels.activate(of.form, gates(normed)))
+        return down(self._kernels.activate(of.form, gates(normed, ready)))
 
     def _read(
-        self, of: NormWeight | None, x: torch.Tensor, delta: torch.Tensor | None, factor: torch.Tensor | None = None
-    ) -> torch.Tensor:
-        """Add to the residual stream -> it, normed if there is a norm."""
+        self,
+        of: NormWeight | None,
+        x: torch.Tensor,
+        delta: torch.Tensor | None,
+        factor: torch.Tensor | None = None,
+        takers: Takers = (),
+    ) -> tuple[torch.Tensor, Ready]:
+        """Add to the residual stream -> it, normed if there is a norm, and what `takers` take of its only row then."""
         if of is None:
             if delta is not None:
                 x.copy_(self._sum(delta, x))
-            return self._sum(x)
+            return self._sum(x), NOTHING
         out = torch.empty_like(x)
-        self._norm(of, x, delta, out, self.form.residual_scale, factor)
-        return out
+        return out, self._norm(of, x, delta, out, self.form.residual_scale, factor, takers)
 
     def _sum(self, x: torch.Tensor, more: torch.Tensor | None = None, gate: torch.Tensor | None = None) -> torch.Tensor:
         """[T, H]: x, plus `more`, or that times the sigmoid of its gate [T, 1]."""
@@ -195,20 +227,22 @@ class GpuProgram:
         out: torch.Tensor,
         scale: float = 1.0,
         factor: torch.Tensor | None = None,
-    ) -> None:
-        self._kernels.norm(of.form, tensor_of(of), x, delta, out, scale, factor)
+        takers: Takers = (),
+    ) -> Ready:
+        return self._kernels.norm(of.form, tensor_of(of), x, delta, out, scale, factor, takers)
 
     def _logits(self, x: torch.Tensor, delta: torch.Tensor | None, texts: Sequence[Text]) -> torch.Tensor:
         """[kept, V] fp32 of the last rows of each text."""
-        form, end, normed = self.form, 0, list[torch.Tensor]()
+        form, end, normed, ready = self.form, 0, list[torch.Tensor](), NOTHING
+        takers = self._head.takers if len(texts) == texts[0].kept == 1 else ()
         assert delta is not None
         for text in texts:
             end += text.rows
             some = slice(end - text.kept, end)
             normed.append(torch.empty_like(x[some]))
             factor = form.layers[-1].factor
-            self._norm(form.norm, x[some], delta[some], normed[-1], form.residual_scale, factor)
-        logits = self._head(normed[0] if len(normed) == 1 else torch.cat(normed))
+            ready = self._norm(form.norm, x[some], delta[some], normed[-1], form.residual_scale, factor, takers)
+        logits = self._head(normed[0] if len(normed) == 1 else torch.cat(normed), ready)
         if form.logits_scale != 1:
             logits.mul_(form.logits_scale)
         if form.logits_cap:
@@ -217,17 +251,22 @@ class GpuProgram:
 
 
 class GpuLayer:
-    """A decoder layer: its mixer, and its products."""
+    """A decoder layer: its mixer, its products and experts, and `takers` of what is normed before these."""
 
-    def __init__(self, form: Layer, dense: DenseKernels, kernels: LayerKernels) -> None:
+    def __init__(self, form: Layer, dense: DenseKernels, kernels: LayerKernels, experts: Sequence[GpuExperts]) -> None:
         self.form, rest = form, form.rest
         self.mixer = mixer_of(form.mixer, dense, kernels)
-        self.router = self.shared_gate = None
+        self.router = self.shared_gate = self.experts = None
         if isinstance(rest, Routed):
-            self.router = product_of(dense, rest.router)
+            self.router, self.experts = product_of(dense, rest.router), experts[rest.site.index]
             self.shared_gate = None if rest.shared_gate is None else product_of(dense, rest.shared_gate)
         of = form.dense
         self.dense = (product_of(dense, *of.first), product_of(dense, of.down)) if of is not None else None
+        beside = isinstance(rest, Routed) and rest.beside is not None
+        each = [self.router, self.experts] if not beside else []
+        each += [self.shared_gate, None if self.dense is None else self.dense[0]]
+        forms = [form for one in each if one is not None for form in one.takers]
+        self.takers = tuple({form.of_x: form for form in forms}.values())
 
 
 def mixer_of(form: Mixer, dense: DenseKernels, kernels: LayerKernels) -> GpuMixer:

@@ -4,6 +4,7 @@ import triton
 import triton.language as tl
 
 from core.memory.codec.fast.gpu.floats import tree
+from core.memory.codec.fast.gpu.prepare import put_row
 
 AHEAD = tl.constexpr(16)  # steps whose numbers are read at once
 
@@ -58,27 +59,22 @@ def _sum_of(
 sum_of = triton.jit(_sum_of)
 
 
-def _rms(
+def _normed(
     x: tl.tensor,
     delta: tl.tensor,
     weight: tl.tensor,
     times: tl.tensor,
     out: tl.tensor,
-    x_stride: tl.tensor,
-    out_stride: tl.tensor,
-    WIDTH: tl.constexpr,
-    EPS: tl.constexpr,
-    OFFSET: tl.constexpr,
+    into: tl.tensor,
+    N: tl.constexpr,
     SCALE: tl.constexpr,
     BLOCK: tl.constexpr,
+    BLOCKS: tl.constexpr,
+    R: tl.constexpr,
 ) -> None:
-    """out = the norm of x + SCALE * delta, times a number, which is stored in x; without `delta`, of x. A program is a
-    row; rows of x and out are strides of numbers apart, and `out` may be x."""
-    row = tl.program_id(0).to(tl.int64)
-    x += row * x_stride
-    out += row * out_stride
-    if delta is not None:
-        delta += row * WIDTH
+    """A row: out = the norm N of x + SCALE * delta, times a number, which is stored in x; without `delta`, of x. `out`
+    may be x. Where R is not None, the row is prepared as well, BLOCKS blocks at once."""
+    WIDTH: tl.constexpr = N.width
     squares = tl.zeros((8,), tl.float32)
     for first in range(0, WIDTH // (8 * AHEAD) * 8 * AHEAD, 8 * AHEAD):
         for i in tl.static_range(AHEAD):
@@ -88,14 +84,45 @@ def _rms(
         k = first + tl.arange(0, 8)
         value = sum_of(x, delta, times, k, k < WIDTH, SCALE)
         squares = tl.fma(value, value, squares)
-    factor = factor_of(squares, WIDTH, EPS)
+    factor = factor_of(squares, WIDTH, N.eps)
     tl.debug_barrier()  # all threads have read what is overwritten
     for first in range(0, WIDTH, BLOCK):
         k = first + tl.arange(0, BLOCK)
         value = sum_of(x, delta, times, k, k < WIDTH, SCALE)
         if delta is not None:
             tl.store(x + k, value, mask=k < WIDTH)
-        tl.store(out + k, scaled(value, factor, weight, k, k < WIDTH, OFFSET), mask=k < WIDTH)
+        tl.store(out + k, scaled(value, factor, weight, k, k < WIDTH, N.offset), mask=k < WIDTH)
+    if R is not None:
+        tl.debug_barrier()
+        put_row(out, into, BLOCKS, R)
+
+
+normed = triton.jit(_normed)
+
+
+def _rms(
+    x: tl.tensor,
+    delta: tl.tensor,
+    weight: tl.tensor,
+    times: tl.tensor,
+    out: tl.tensor,
+    x_stride: tl.tensor,
+    out_stride: tl.tensor,
+    into: tl.tensor,
+    N: tl.constexpr,
+    SCALE: tl.constexpr,
+    BLOCK: tl.constexpr,
+    BLOCKS: tl.constexpr,
+    R: tl.constexpr,
+) -> None:
+    """N: core.runtime.program.rms.Norm. A program is a row; rows of x and out are strides of numbers apart. `into`
+    [rows, R.begins[-1]], int32."""
+    row = tl.program_id(0).to(tl.int64)
+    if delta is not None:
+        delta += row * N.width
+    if R is not None:
+        into += row * R.begins[R.count]
+    normed(x + row * x_stride, delta, weight, times, out + row * out_stride, into, N, SCALE, BLOCK, BLOCKS, R)
 
 
 rms = triton.jit(_rms)

@@ -84,7 +84,7 @@ def _score(value: tl.tensor, greatest: tl.tensor, divisor: tl.tensor, SCORE: tl.
 score = triton.jit(_score)
 
 
-def _route(
+def _routed(
     logits: tl.tensor,
     bias: tl.tensor,
     scales: tl.tensor,
@@ -95,11 +95,8 @@ def _route(
     CHOSEN: tl.constexpr,
     GROUPS: tl.constexpr,
 ) -> None:
-    """R: core.runtime.program.route.Route. A program is a token: logits [tokens, experts], bias and scales [experts],
-    fp32 -> ids [tokens, chosen], int64, and weights [tokens, chosen], fp32. EXPERTS, CHOSEN and GROUPS: powers of two
-    that are no less, and no less than 8."""
-    token = tl.program_id(0).to(tl.int64)
-    logits += token * R.experts
+    """R: core.runtime.program.route.Route. Of a token: logits, bias and scales [experts], fp32 -> ids [chosen], int64,
+    and weights [chosen], fp32. EXPERTS, CHOSEN and GROUPS: powers of two that are no less, and no less than 8."""
     e = tl.arange(0, EXPERTS)
     known = e < R.experts
     own = tl.load(logits + e, mask=known, other=NONE)
@@ -125,7 +122,7 @@ def _route(
     for i in range(R.chosen):
         place = first_of(orders, e)
         orders = tl.where(e == place, TAKEN, orders)
-        tl.store(ids + token * R.chosen + i, place.to(tl.int64))
+        tl.store(ids + i, place.to(tl.int64))
         chosen = tl.where(j == i, tl.load(logits + place), chosen)
         if R.scales:
             factors = tl.where(j == i, tl.load(scales + place), factors)
@@ -143,7 +140,27 @@ def _route(
         value *= R.scale
     if R.scales:
         value *= factors
-    tl.store(weights + token * R.chosen + j, value, mask=there)
+    tl.store(weights + j, value, mask=there)
+
+
+routed = triton.jit(_routed)
+
+
+def _route(
+    logits: tl.tensor,
+    bias: tl.tensor,
+    scales: tl.tensor,
+    ids: tl.tensor,
+    weights: tl.tensor,
+    R: tl.constexpr,
+    EXPERTS: tl.constexpr,
+    CHOSEN: tl.constexpr,
+    GROUPS: tl.constexpr,
+) -> None:
+    """As `routed`; a program is a token."""
+    token = tl.program_id(0).to(tl.int64)
+    ids, weights = ids + token * R.chosen, weights + token * R.chosen
+    routed(logits + token * R.experts, bias, scales, ids, weights, R, EXPERTS, CHOSEN, GROUPS)
 
 
 route = triton.jit(_route)

@@ -12,6 +12,9 @@ from core.memory.codec.kernels.products import ByTriton, Launcher, Starter
 from core.memory.codec.matrix import Matrix
 
 CHUNK = 32  # rows of x of a program
+Ready = Mapping[tuple[object, ...], torch.Tensor]
+"""A row as products take it, int32 [1, words], by `Form.of_x`: what need not be prepared any more."""
+NOTHING: Ready = {}
 TILED = 16  # rows of x from which tensor cores multiply codes: half of a tile
 
 
@@ -20,6 +23,15 @@ class Placed(NamedTuple):
 
     matrix: Matrix
     address: int
+
+
+class End(NamedTuple):
+    """What the last program of a product of one row goes on with: a kernel with the arguments and constants of `joined`
+    and, behind these, its own."""
+
+    kernel: object
+    given: tuple[object, ...]
+    constants: Mapping[str, Any]
 
 
 class DenseKernels:
@@ -33,20 +45,20 @@ class DenseKernels:
         from core.memory.codec.fast.gpu.tiles import tiled_joined
 
         self._forms = form
-        self._kernels = {"joined": joined, "prepare": prepare, "tiled": tiled_joined}
+        self._kernels: dict[object, object] = {"joined": joined, "prepare": prepare, "tiled": tiled_joined}
         self._launcher, self._starters = launcher, dict[object, Starter]()
 
     def by(self, placed: Sequence[Placed], bias: torch.Tensor | None = None) -> DenseProducts:
         """The product by such matrices; their results [T, all outputs] get `bias` [all outputs]."""
         return DenseProducts(self, placed, bias)
 
-    def start(self, kernel: str, constants: Mapping[str, Any]) -> Starter:
+    def start(self, kernel: str | object, constants: Mapping[str, Any]) -> Starter:
         """A kernel of these constants, of which there is one for all layers."""
         key = kernel, *constants.values()
         found = self._starters.get(key)
         if found is None:
             options = tile_options(constants["J"].forms[0]) if kernel == "tiled" else OPTIONS
-            found = self._starters[key] = self._launcher(self._kernels[kernel], {**constants, **options})
+            found = self._starters[key] = self._launcher(self._kernels.get(kernel, kernel), {**constants, **options})
         return found
 
 
@@ -60,6 +72,8 @@ class DenseProducts:
         for number, one in enumerate(forms):
             groups.setdefault(one.of_x, []).append(number)
         self.outputs = sum(one.outputs for one in forms)
+        self.takers = tuple([forms[some[0]] for some in groups.values() if forms[some[0]].bits])
+        """A form of each kind that takes x in its own way."""
         begins = [sum(one.outputs for one in forms[:number]) for number in range(len(forms))]
         self._groups = [
             (
@@ -72,24 +86,29 @@ class DenseProducts:
             for some in groups.values()
         ]
 
-    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+    def __call__(self, x: torch.Tensor, ready: Ready = NOTHING, end: End | None = None) -> torch.Tensor:
         """As many launches as there are kinds of codes among the matrices; one that prepares x is before each but that
-        of plain numbers. Many rows are multiplied by codes in tiles, which changes no bit."""
+        of plain numbers, and of what is `ready`. Many rows are multiplied by codes in tiles, which changes no bit."""
         count = len(x)
+        assert count == 1 or not (ready or end)
         out = torch.empty(count, self.outputs, dtype=torch.float32, device=x.device)
-        for joined, joined_tiled, bases in self._groups:
-            form = joined.forms[0]
+        for number, (joined, joined_tiled, bases) in enumerate(self._groups, 1):
+            form, more = joined.forms[0], tuple[object, ...]()
             tiled = form.bits > 0 and count >= TILED and has_tiles(x.device)
-            given = self._prepared(form, x, tiled)
+            given = ready[form.of_x] if form.of_x in ready else self._prepared(form, x, tiled)
             if tiled:
                 programs = joined_tiled.programs, -(-count // TILE["TOGETHER"])
                 start = self._kernels.start("tiled", {**TILE, "J": joined_tiled})
             else:
                 programs = joined.programs, -(-count // CHUNK)
                 together = 1 if count == 1 else form.together
-                start = self._kernels.start("joined", {"TOGETHER": together, "CHUNK": CHUNK, "J": joined})
+                kernel: object = "joined"
+                constants: Mapping[str, Any] = {"TOGETHER": together, "CHUNK": CHUNK, "J": joined}
+                if end is not None and number == len(self._groups):
+                    kernel, more, constants = end.kernel, end.given, {**constants, **end.constants}
+                start = self._kernels.start(kernel, constants)
             stride = given.stride(0) * given.itemsize
-            start[programs](given, out, self._bias, bases, count, stride, self.outputs)
+            start[programs](given, out, self._bias, bases, count, stride, self.outputs, *more)
         return out
 
     def _prepared(self, form: Any, x: torch.Tensor, tiled: bool) -> torch.Tensor:

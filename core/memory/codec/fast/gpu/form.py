@@ -174,6 +174,21 @@ class Form:
 
 
 @dataclass(frozen=True)
+class Ways:
+    """Of preparing a row of x: as each of these forms takes it, the words of one behind those of another."""
+
+    forms: tuple[Form, ...]
+
+    @property
+    def count(self) -> int:
+        return len(self.forms)
+
+    @property
+    def begins(self) -> tuple[int, ...]:
+        return tuple(accumulate((one.prepared for one in self.forms), initial=0))
+
+
+@dataclass(frozen=True)
 class Joined:
     """Matrices by the same rows of x: the results of each begin at one of `columns`."""
 

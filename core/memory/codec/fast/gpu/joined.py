@@ -63,7 +63,7 @@ def _one(
 one = triton.jit(_one)
 
 
-def _joined(
+def _multiplied(
     x: tl.tensor,
     out: tl.tensor,
     bias: tl.tensor,
@@ -84,6 +84,25 @@ def _joined(
         if (block >= J.starts[i]) & (block < J.starts[i + 1]):
             slot, own = bases[i].to(tl.int64), block - J.starts[i]
             one(x, out, bias, slot, own, count, stride, out_stride, TOGETHER, CHUNK, J.columns[i], J.forms[i])
+
+
+multiplied = triton.jit(_multiplied)
+
+
+def _joined(
+    x: tl.tensor,
+    out: tl.tensor,
+    bias: tl.tensor,
+    bases: tl.tensor,
+    count: tl.tensor,
+    stride: tl.tensor,
+    out_stride: tl.tensor,
+    TOGETHER: tl.constexpr,
+    CHUNK: tl.constexpr,
+    J: tl.constexpr,
+) -> None:
+    """As `multiplied`, and no more."""
+    multiplied(x, out, bias, bases, count, stride, out_stride, TOGETHER, CHUNK, J)
 
 
 joined = triton.jit(_joined)

@@ -11,11 +11,11 @@ INFINITE = tl.constexpr(0x7F800000)
 NAN = tl.constexpr(0x7FC00000)
 
 
-def _prepare(
-    x: tl.tensor, into: tl.tensor, stride: tl.tensor, BLOCKS: tl.constexpr, TILED: tl.constexpr, F: tl.constexpr
+def _put_blocks(
+    x: tl.tensor, begin: tl.tensor, block: tl.tensor, BLOCKS: tl.constexpr, TILED: tl.constexpr, F: tl.constexpr
 ) -> None:
-    """into[r], F.prepared words of int32, is row r of x (F.inputs numbers; rows are `stride` numbers apart). Programs:
-    BLOCKS blocks each, rows. A block with a number that is not finite has scale NaN.
+    """Store some blocks [BLOCKS] of a row x, F.inputs numbers, in the F.prepared words of int32 that `begin` there. A
+    block with a number that is not finite has scale NaN.
 
     The integers of all blocks that meet the codes of one shift are together, as `Form` says; where TILED those of all
     shifts of one block, in the order of the bytes that have their codes, with tables too."""
@@ -23,13 +23,11 @@ def _prepare(
     P: tl.constexpr = F.shifts
     APART: tl.constexpr = 1 if TILED else F.apart
     BESIDE: tl.constexpr = P if TILED else F.beside
-    row = tl.program_id(1).to(tl.int64)
-    block = tl.program_id(0) * BLOCKS + tl.arange(0, BLOCKS)
     word = block[:, None] * W + tl.arange(0, W)[None, :]
     within = (tl.arange(0, P) * APART)[:, None] + (tl.arange(0, 4) * BESIDE)[None, :]
     at = (word * F.per_word)[:, :, None, None] + within[None, None, :, :]
     known = (block < F.blocks)[:, None, None, None]
-    value = tl.load(x + row * stride + at, mask=known, other=0).to(tl.float32)
+    value = tl.load(x + at, mask=known, other=0).to(tl.float32)
 
     bits = tl.reshape(value.to(tl.int32, bitcast=True) & 0x7FFFFFFF, (BLOCKS, W * P * 4))
     largest = tl.max(bits, 1)
@@ -46,7 +44,6 @@ def _prepare(
     nan = tl.full((BLOCKS,), NAN, tl.int32)
 
     bytes_ = (whole & 255) << (tl.arange(0, 4) * 8)[None, None, None, :]
-    begin = into + row * F.prepared
     if TILED:
         first = (block * (W * P))[:, None] + tl.arange(0, W)[None, :]
         place = begin + first[:, :, None] + (tl.arange(0, P) * W)[None, None, :]
@@ -57,6 +54,30 @@ def _prepare(
     tl.store(facts, tl.where(finite, scale.to(tl.int32, bitcast=True), nan), mask=real)
     tl.store(facts + F.blocks, total, mask=real)
     tl.store(facts + 2 * F.blocks, tl.where(finite, scaled.to(tl.int32, bitcast=True), nan), mask=real)
+
+
+put_blocks = triton.jit(_put_blocks)
+
+
+def _put_row(x: tl.tensor, into: tl.tensor, BLOCKS: tl.constexpr, R: tl.constexpr) -> None:
+    """Store a row x in each of the ways of R: core.memory.codec.fast.gpu.form.Ways."""
+    COUNT: tl.constexpr = R.count
+    for i in tl.static_range(COUNT):
+        for first in range(0, R.forms[i].blocks, BLOCKS):
+            put_blocks(x, into + R.begins[i], first + tl.arange(0, BLOCKS), BLOCKS, False, R.forms[i])
+
+
+put_row = triton.jit(_put_row)
+
+
+def _prepare(
+    x: tl.tensor, into: tl.tensor, stride: tl.tensor, BLOCKS: tl.constexpr, TILED: tl.constexpr, F: tl.constexpr
+) -> None:
+    """into[r], F.prepared words of int32, is row r of x; rows are `stride` numbers apart. Programs: BLOCKS blocks each,
+    rows."""
+    row = tl.program_id(1).to(tl.int64)
+    block = tl.program_id(0) * BLOCKS + tl.arange(0, BLOCKS)
+    put_blocks(x + row * stride, into + row * F.prepared, block, BLOCKS, TILED, F)
 
 
 prepare = triton.jit(_prepare)

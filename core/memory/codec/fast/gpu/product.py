@@ -5,7 +5,9 @@ import triton.language as tl
 
 from core.memory.codec.fast.gpu.codes import coded_rows
 from core.memory.codec.fast.gpu.floats import number, rounded
+from core.memory.codec.fast.gpu.last import is_last
 from core.memory.codec.fast.gpu.plain import plain_rows
+from core.memory.codec.fast.gpu.prepare import put_row
 from core.memory.codec.kernels.gemv import address
 
 
@@ -68,10 +70,14 @@ def _product(
     ends: tl.tensor,
     index: tl.tensor,
     stride: tl.tensor,
+    into: tl.tensor,
+    counters: tl.tensor,
     LANES: tl.constexpr,
     TOGETHER: tl.constexpr,
+    BLOCKS: tl.constexpr,
     JOIN: tl.constexpr,
     SPEC: tl.constexpr,
+    R: tl.constexpr,
     F: tl.constexpr,
 ) -> None:
     """out[p, n] = row n of expert g's matrix times row p of x, plus bias, rounded once. Programs: blocks of n, experts.
@@ -80,7 +86,8 @@ def _product(
     Without `ends`, expert g has the row p = g, number g of x. With them, expert g has the rows from ends[g] to
     ends[g + 1], TOGETHER of them at once: row p is number index[p] of x. Rows of x are `stride` bytes apart. `bases`,
     `ids`, LANES: as in gemv.py. Of an expert that the device finds by its number and whose address is 0, nothing is
-    computed.
+    computed. Where R is not None and there are no `ends`, an expert's last program also prepares its row of out, which
+    is fp32: into[g], BLOCKS blocks at once; `counters` [experts] as `is_last` takes them.
     """
     X: tl.constexpr = x.dtype.element_ty
     N: tl.constexpr = F.outputs if JOIN is None else F.outputs // 2
@@ -100,6 +107,9 @@ def _product(
             first_half, second_half = halves(y)
             y = JOIN(first_half, second_half, SPEC)
         tl.store(out + group * N + n, rounded(y, out.dtype.element_ty), mask=n < N)
+        if R is not None:
+            if is_last(counters + group, (N + D * F.across - 1) // (D * F.across)):
+                put_row(out + group * N, into + group * R.begins[R.count], BLOCKS, R)
     else:
         last = tl.load(ends + group + 1).to(tl.int32)
         for first in range(tl.load(ends + group).to(tl.int32), last, TOGETHER):

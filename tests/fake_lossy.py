@@ -8,7 +8,8 @@ import numpy.typing as npt
 
 from core.engine.quality.report import Quality
 from core.metrics.lossy_events import CHOICE, Action, Lossy, LossyLook, Why
-from core.runtime.telemetry import look, mean
+from core.runtime.lossy_look import look
+from core.runtime.telemetry import mean
 from core.settings.param import Value
 from core.types import ModelShape, Outcome, StepRecord
 

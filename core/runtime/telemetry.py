@@ -18,7 +18,7 @@ import numpy.typing as npt
 
 from core.metrics import BY_NAME, COUNTED, METRICS, REQUESTS, ROUTED, Outcome
 from core.metrics.limit import COLUMNS, WINDOW, Fewest, SpeedLimit, speed_limit
-from core.metrics.lossy_events import TAE_BINS, Action, LossyLook
+from core.runtime.lossy_look import look
 from core.types import Frame, Memory, ModelShape, Residence, StepRecord
 
 View = tuple[npt.NDArray[np.float64], npt.NDArray[np.int16]]
@@ -272,44 +272,6 @@ def _outcomes(steps: Sequence[StepRecord], layers: int) -> tuple[npt.NDArray[np.
         np.bincount(cell, minlength=passes * layers * kinds).reshape(passes, layers, kinds),
         np.bincount(of * kinds + outcome, minlength=passes * kinds).reshape(passes, kinds),
     )
-
-
-def look(
-    window: Sequence[StepRecord],
-    delta: npt.NDArray[np.float32],
-    beta: npt.NDArray[np.float32],
-    layers: int,
-    threshold: Sequence[float],
-    buddies: npt.NDArray[np.float32] | None,
-) -> LossyLook:
-    """`window` = the passes of the current figures; `delta` and `beta`: [N] of the passes of the timelines; other
-    arguments as in LossyLook."""
-    lossy = [step.lossy for step in window if step.lossy is not None]
-    assignments = sum(step.assignments for step in window if step.lossy is not None)
-    changed, tae = np.zeros((layers, 3), np.int64), np.zeros((layers, TAE_BINS), np.uint32)
-    if lossy:
-        rows = np.concatenate([one.choices for one in lossy])
-        for at, action in enumerate((Action.SUBSTITUTE, Action.DROP, Action.PREDICTED)):
-            changed[:, at] = np.bincount(rows["layer"][rows["action"] == action], minlength=layers)
-        tae = _entropies(np.concatenate([one.tae for one in lossy], axis=1))
-    return LossyLook(
-        float(changed.sum()) / max(1, assignments),
-        (changed / max(1.0, assignments / layers)).astype(np.float32),
-        tae,
-        np.array(threshold, np.float32),
-        delta,
-        beta,
-        buddies,
-        assignments,
-    )
-
-
-def _entropies(tae: npt.NDArray[np.float16]) -> npt.NDArray[np.uint32]:
-    """[L, TAE_BINS] tokens by the entropy [L, T] of their gate weights; without those that have none (NaN)."""
-    layers = len(tae)
-    cells = np.minimum(np.nan_to_num(tae.astype(np.float32)) * TAE_BINS, TAE_BINS - 1).astype(np.int64)
-    cells += np.arange(layers)[:, None] * TAE_BINS
-    return np.bincount(cells[~np.isnan(tae)], minlength=layers * TAE_BINS).reshape(layers, -1).astype(np.uint32)
 
 
 def mean(values: npt.NDArray[np.float32]) -> float:

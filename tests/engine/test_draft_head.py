@@ -3,7 +3,6 @@ bit; what the head's experts were asked for is counted apart; and its keys and v
 
 from __future__ import annotations
 
-import random
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -101,22 +100,6 @@ def test_with_rounded_dense_layers(tmp_path: Path) -> None:
     assert answer.stats.more["accepted"] > 0
 
 
-@pytest.mark.parametrize("arch", layered(ARCHS, quick=lambda arch: False))
-def test_a_hundred_answers(arch: str, tmp_path: Path) -> None:
-    draw, kept = random.Random(7), {"drafted": 0, "accepted": 0}
-    with engine_of(predictable(arch, tmp_path, NOISE.get(arch, 0.5))) as engine:
-        for number in range(100):
-            prompt = Ids([draw.randrange(256) for _ in range(draw.randrange(2, 70))])
-            how = Sampling(max_new_tokens=40, temperature=draw.choice([0.0, 0.8]), seed=number)
-            guessing(engine, None)
-            wanted = Answer(engine, how, prompt)
-            guessing(engine, draw.choice([0, 1, 2, 5, 8]), draw.choice(["mtp", "auto"]))
-            found = Answer(engine, how, prompt, reuse=draw.random() < 0.5)
-            assert found.tokens == wanted.tokens
-            kept = {name: count + found.stats.more[name] for name, count in kept.items()}
-    assert kept["drafted"] > kept["accepted"] > 400
-
-
 @SOURCES
 @pytest.mark.parametrize(
     ("count", "how"),
@@ -162,25 +145,6 @@ def test_it_ends_where_it_would(engine: Engine, source: str) -> None:
                 if len(said) == 4 * most:
                     cancel.set()
         assert said == whole.tokens[: 4 * most]
-
-
-@SOURCES
-def test_changes_in_the_middle(engine: Engine, source: str) -> None:
-    guessing(engine, None)
-    wanted, draw = Answer(engine, Sampling(max_new_tokens=TOKENS), PROMPT).tokens, random.Random(3)
-    for _ in range(4):
-        said = list[int]()
-        for piece in engine.generate(PROMPT, Sampling(max_new_tokens=TOKENS)):
-            if piece.token is not None:
-                said.append(piece.token)
-                guessing(engine, draw.choice([None, 0, 1, 4, 8]), draw.choice([source, "auto"]))
-                budget, scope = draw.choice(["50%", "60%", "100%"]), draw.choice(["layer", "global"])
-                engine.change({"budget": budget, "scope": scope, "predictor": draw.choice(["none", "gate"])})
-                memory = engine.frame().memory
-                assert memory.used <= memory.budget
-        assert said == wanted
-        engine.expert_cache.check_integrity()
-    engine.change({"budget": "50%", "scope": "layer", "predictor": "none"})
 
 
 @torch.inference_mode()

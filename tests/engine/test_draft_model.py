@@ -76,21 +76,6 @@ def test_no_bit_depends_on_the_draft_model(arch: str, small: Path, tmp_path: Pat
         assert often < accepted < drafted, "it is often right, and not always"
 
 
-@pytest.mark.parametrize("count", layered([50], quick=lambda count: False, minutes=0.5))
-def test_many_answers(engine: Engine, count: int) -> None:
-    draw, kept = random.Random(7), 0
-    for number in range(count):
-        prompt = Ids([draw.randrange(256) for _ in range(draw.randrange(2, 150))])
-        how = Sampling(max_new_tokens=60, temperature=draw.choice([0.0, 0.8]), seed=number)
-        guessing(engine, None)
-        wanted = Answer(engine, how, prompt)
-        guessing(engine, draw.choice([0, 1, 2, 5, 8]), draw.choice(["model", "auto"]))
-        found = Answer(engine, how, prompt, reuse=draw.random() < 0.5)
-        assert found.tokens == wanted.tokens
-        kept += found.stats.more["accepted"]
-    assert kept > 4 * count
-
-
 def test_with_rounded_layers(large: Path, small: Path, tmp_path: Path) -> None:
     """Its own are rounded as the model's are."""
     how = HOW | {"dense": "int8", "dtype": "bfloat16"}

@@ -23,8 +23,8 @@ from core.system.paths import expanded
 
 PICTURED = "systems", "share"  # the suites that also have a picture
 MODEL = (
-    '"demo", or a folder with a model (default: demo); systems, split, batch, speculation: or "generated", which the bench '
-    'writes; speculation: or "demo-head", the demo with a head that the bench trains'
+    '"demo", or a folder with a model (default: demo); systems, split, batch, speculation: or "generated", which the '
+    'bench writes; speculation: or "demo-head", the demo with a head that the bench trains'
 )
 BUDGET = "memory budget of the configurations that cache (default: 50%%, split: 20%%, share: the most that is safe)"
 PEERS = "all", "ik", "llama", "none"

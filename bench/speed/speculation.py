@@ -26,6 +26,7 @@ from core.engine import Engine
 from core.engine.draft_gate import DraftGate
 from core.engine.draft_prefetch import DraftPrefetch
 from core.engine.drafter import HEAD_SLOPE, Drafter
+from core.errors import MoestroError
 from core.settings.sampling import Sampling
 from core.system.wording import grid
 from core.types import Ids, StepRecord
@@ -35,6 +36,7 @@ SKIPPED = 2  # decoded passes that are not counted
 LINKS = "own", "emulated"
 TEXTS = ("repeated", "edited", "held out", "own")
 FIXED = (1, 2, 4, 8)
+LEAST = 1 + (SKIPPED + 1) * (1 + max(FIXED))  # tokens of a text
 KINDS = ("off", "lookup", *map(str, FIXED))
 HEADS = ("mtp", "auto")  # kinds of a model with a head
 WITH_HEAD = "demo-head"
@@ -44,6 +46,8 @@ HALF = 0.5
 
 def measure(run: Run, model: str = "demo", budgets: str = "25%,50%,100%", rounds: int = 3, tokens: int = 96) -> Result:
     """`tokens` = written after each prompt. A run that breaks off goes on after the last cell, if its folder stays."""
+    if tokens < LEAST:
+        raise MoestroError(f"{tokens} tokens are too few for passes over {1 + max(FIXED)}. Choose {LEAST} or more.")
     head = model == WITH_HEAD
     asked = {"model": model, "rounds": rounds, "tokens": tokens, "small": run.small}
     kept = KeptRows(run.folder() / "speculation.jsonl", asked)

@@ -147,7 +147,10 @@ class DraftHead:
 
     def ready(self, ids: Sequence[int]) -> bool:
         """Whether it can guess what follows `ids`: the states of all tokens but the last one are known."""
-        return self._end == len(ids) - 1 and (self._text is ids or self._text == ids[: len(self._text)])
+        if self._end != len(ids) - 1:
+            return False
+        known = len(self._text)
+        return self._text is ids or (known >= self._end and self._text == ids[:known])
 
     def first_ms(self, ids: Sequence[int]) -> float | None:
         """How long it takes to `read` what waits; None where it cannot guess, as it is not `ready`."""

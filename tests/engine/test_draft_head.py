@@ -15,7 +15,7 @@ from core.engine import Engine
 from core.engine.draft_lookup import Guess, Lookup
 from core.engine.drafter import HEAD_MATCHED
 from core.runtime import draft_head
-from core.runtime.draft_head import MOST, DraftHead
+from core.runtime.draft_head import FEW, MOST, DraftHead
 from core.runtime.head_passes import Guessed, ModulePasses
 from core.settings.config import Settings
 from core.settings.loading import LoadSpec
@@ -226,3 +226,20 @@ def test_of_a_long_prompt_it_reads_the_end(monkeypatch: pytest.MonkeyPatch) -> N
         head.seen([*ids, 99] if begin == 20 else ids, begin, 10, states)
     assert head.guess([*ids, 99], 2) == [1, 1]
     assert fake.kept.rows == [(at, state_of(ids, at), [*ids, 99][at + 1]) for at in range(22, 30)]
+
+
+def test_what_waits_is_paid_before_it_guesses() -> None:
+    """Not a few states, which a guess reads in any case."""
+    fake = Fake()
+    head: Any = DraftHead(fake, fake, Dispatch(), Quiet(), Quiet())  # type: ignore[arg-type]
+    ids = list(range(FEW + 2))
+    head.seen(ids, 0, FEW + 1, torch.zeros(FEW + 1, 1))
+    head.read(ids)  # by which it is known how long it takes
+    assert head.first_ms(ids) == 0 and head.first_ms([*ids, 1]) is None
+    for at in range(FEW + 1, 2 * FEW + 2):
+        ids.append(at)
+        head.seen(ids, at, 1, torch.zeros(1, 1))
+        waiting = at - FEW
+        assert (head.first_ms(ids) > 0) == (waiting > FEW)
+    head.guess(ids, 1)
+    assert head.first_ms(ids) == 0 and len(fake.kept.rows) == len(ids) - 1

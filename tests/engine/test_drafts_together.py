@@ -26,7 +26,13 @@ from tests.selection import layered
 pytestmark = pytest.mark.skipif(not supported(), reason="no kernels for this CPU")
 SOURCES = "lookup", "mtp", "model", "auto"
 TOGETHER, END = 4, 255
-ARCHS = "glm4_moe", "qwen3_next", "mimo_v2_flash"  # attention, states, and windows
+NOISE = {  # of models with heads, what makes guesses wrong now and then
+    "glm4_moe": 0.5,
+    "deepseek_v3": 0.5,
+    "qwen3_next": 0.5,
+    "qwen3_5_moe_text": 0.5,
+    "mimo_v2_flash": 1.0,
+}
 FORMS = [{"grammar": "start: /[a-z ,.]+/"}] if find_spec("llguidance") else []
 CHANGES = {"budget": ["50%", "60%", "100%"], "predictor": ["none", "gate"], "scope": ["layer", "global"]}
 
@@ -45,9 +51,9 @@ Asked = dict[int, tuple[Ids, Sampling]]
 Logits = dict[int, list[torch.Tensor]]
 
 
-@pytest.fixture(scope="module", params=layered(ARCHS, quick=lambda arch: arch == "glm4_moe", minutes=3))
+@pytest.fixture(scope="module", params=layered(NOISE, quick=lambda arch: arch == "glm4_moe", minutes=3))
 def engine(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
-    model = predictable(request.param, tmp_path_factory.mktemp("model"), 0.5)
+    model = predictable(request.param, tmp_path_factory.mktemp("model"), NOISE[request.param])
     small = dense(tmp_path_factory.mktemp("dense"))
     how: dict[str, Any] = dict(arithmetic="fast", context=256, sequences=TOGETHER)
     with loaded(model, {"budget": "50%", "drafts": "auto"}, draft=small, **how) as engine:
@@ -89,7 +95,7 @@ def asked(draw: random.Random, seed: int) -> tuple[Ids, Sampling]:
     )
     how |= draw.choice([{}, {}, {"repetition_penalty": 1.05}, {"frequency_penalty": 0.1}])
     sampling = Sampling(max_new_tokens=draw.randrange(4, 60), temperature=draw.choice([0.0, 0.8]), seed=seed, **how)
-    return Ids((some * 9)[: draw.randrange(2, 60)]), sampling
+    return Ids((some * 9)[: draw.randrange(2, 150)]), sampling
 
 
 def answered(engine: Engine, requests: Asked, at_a_time: int, reuse: bool = False) -> dict[int, Said]:
@@ -132,7 +138,8 @@ def compare(engine: Engine, logits: Logits, draw: random.Random, first: int) -> 
         for seed, said in found.items():
             one = wanted[seed]
             assert (said.tokens, said.text, said.logprobs) == (one.tokens, one.text, one.logprobs), (source, at_a_time)
-            assert torch.equal(torch.stack(logits[seed]), torch.stack(rows[seed])), (source, at_a_time)
+            bits = logits[seed][: len(rows[seed])]  # a pass draws on after a text that ends the answer
+            assert torch.equal(torch.stack(bits), torch.stack(rows[seed])), (source, at_a_time)
             guessed[source] += said.drafted
     logits.clear()
     return TOGETHER * len(SOURCES), guessed
@@ -181,6 +188,6 @@ def test_random_histories(engine: Engine, logits: Logits, seed: int) -> None:
         more = {number: (longer, Sampling(max_new_tokens=9, seed=number))}
         found = [answered(engine, more, 1, reuse=reuse)[number].tokens for reuse in (True, False)]
         assert found[0] == found[1]
-        both = logits.pop(number)
-        assert torch.equal(torch.stack(both[: len(found[0])]), torch.stack(both[len(found[0]) :]))
+        half, both = len(logits[number]) // 2, torch.stack(logits.pop(number))
+        assert torch.equal(both[:half], both[half:])
     engine.change({"budget": "50%", "predictor": "none", "scope": "layer"})

@@ -9,7 +9,7 @@ import torch
 
 from core.hf.head import PARTS
 from core.importing import forecast_import, import_model
-from core.importing.left_out import AHEAD, COPIES
+from core.importing.left_out import AHEAD, COPIES, FURTHER
 from core.importing.sources.gguf import open_gguf
 from core.memory.pack import check
 from core.system.native.compile import supported
@@ -26,8 +26,9 @@ OWN = {f"{part}.weight": f"nextn.{part.replace('.', '_')}.weight" for part in PA
 TWICE = {"embed_tokens.weight": "nextn.embed_tokens.weight", "shared_head.head.weight": "nextn.shared_head_head.weight"}
 
 
-def made(arch: str, folder: Path, choice: Choice = all_f32, leave: str = "") -> tuple[Path, Path]:
-    """A checkpoint with a head, and the same as GGUF, without the tensors of this name."""
+def made(arch: str, folder: Path, choice: Choice = all_f32, leave: str = "", heads: int = 1) -> tuple[Path, Path]:
+    """A checkpoint with a head, and the same as GGUF, without the tensors of this name; of several heads the others
+    have other weights."""
     own = dict(ARCHITECTURES[arch])
     ggml = own.pop("ggml")
     source = with_head(arch, folder / "model", **own)
@@ -35,10 +36,14 @@ def made(arch: str, folder: Path, choice: Choice = all_f32, leave: str = "") -> 
     further = {STORED + name: tensors.pop(AT + part) for part, name in (OWN | TWICE).items()}
 
     def also(stored: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-        return {name: one for name, one in (stored | further).items() if not leave or leave not in name}
+        whole = stored | further
+        for at in range(1, heads):
+            others = {name: one + at for name, one in (stored | further).items() if name.startswith(STORED)}
+            whole |= {name.replace(STORED, f"blk.{LAYERS + at}."): one for name, one in others.items()}
+        return {name: one for name, one in whole.items() if not leave or leave not in name}
 
     config = own | config | {"num_hidden_layers": LAYERS + 1}
-    more = {f"{ggml}.nextn_predict_layers": 1}
+    more = {f"{ggml}.nextn_predict_layers": heads, f"{ggml}.block_count": LAYERS + heads}
     return source, write_gguf(folder, ggml, config, tensors, choice, more, also=also)
 
 
@@ -70,6 +75,22 @@ def test_a_head_is_imported(arch: str, tmp_path: Path) -> None:
     if supported():
         wanted = guessed(packs[0])
         assert torch.equal(guessed(packs[1]), wanted) and wanted.std() > 0
+
+
+def test_of_several_the_first_is_imported(tmp_path: Path) -> None:
+    """The others are named."""
+    packs = list[Path]()
+    for heads in (1, 3):
+        (folder := tmp_path / str(heads)).mkdir()
+        _, file = made("glm4_moe", folder, heads=heads)
+        found = forecast_import(str(file))
+        assert found is not None and found.head_bytes
+        assert {one.what for one in found.left_out} == ({COPIES} if heads == 1 else {COPIES, FURTHER})
+        packs.append(import_model(str(file), folder / "pack"))
+    one, other = map(check, packs)
+    assert (one.heads, one.layers, one.sums) == (other.heads, other.layers, other.sums)
+    stored, kept = map(tensors_of, packs)
+    assert stored.keys() == kept.keys() and all(torch.equal(kept[name], stored[name]) for name in stored)
 
 
 def test_one_in_codes(tmp_path: Path) -> None:

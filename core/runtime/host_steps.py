@@ -51,4 +51,5 @@ def host_kernels(math: Sequence[ExpertMath], modules: Sequence[Any]) -> list[Exp
     Raises ModelError where there are none for a GPU's."""
     if math[0].codec.device.type == "cpu":
         return [one.kernels for one in math if isinstance(one, FastMath)]
-    return [*for_each(modules, [on_cpu(one.codec) for one in math], ExpertKernels)]
+    codecs = [one.codec for one in math]
+    return [*for_each(modules, codecs, lambda module, codec: ExpertKernels(module, on_cpu(codec)))]

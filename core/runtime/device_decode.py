@@ -75,7 +75,11 @@ class DeviceDecode:
             self.drop_graphs()
         elif self.graphs is None or self.graphs.reason:  # what stood in the way may be gone
             self.graphs = self._graphs()
-            self.graphs.say = self._say_uncaptured
+            self.graphs.say, self.graphs.broke_off = self._say_uncaptured, self._broke_off
+
+    def _broke_off(self) -> None:
+        if self.step is not None:
+            self.step.broke_off()
 
     def step_for(self, batch: Batch) -> DeviceStep | None:
         """What computes a pass without the host; None where the host leads. To be asked as a pass begins."""

@@ -137,6 +137,10 @@ class DeviceStep:
         with suppress(HostError):
             self._attending.close()
 
+    def broke_off(self) -> None:
+        """Keep nothing of a pass that ended before its last layer."""
+        self._chosen = []
+
     def forget(self) -> None:
         """What the last token was computed with counts no more: its pass broke off."""
         self._due = None

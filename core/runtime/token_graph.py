@@ -57,6 +57,7 @@ class TokenGraphs:
         self._model, self._device, self._context, self._fits = model, device, context, fits
         self._program = program
         self.say: Callable[[str], None] = lambda reason: None
+        self.broke_off: Callable[[], None] = lambda: None  # after a pass of which nothing may be kept
         self.reason = ""  # why passes are not captured
         self.replays = 0
         self._failed = 0
@@ -151,6 +152,7 @@ class TokenGraphs:
             reason = _uncaptured(error.__context__ or error)  # ending a capture fails after its error
         if not reason and self._fits():
             return got
+        self.broke_off()
         self._give_up(reason or "a graph needs more memory than the budget leaves")  # the error is gone by now
         return None
 

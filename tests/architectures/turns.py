@@ -78,7 +78,7 @@ def together(
     found: list[Logits] = [[] for _ in prompts]
     factory, sampling = engine.batching._requests, Sampling(max_new_tokens=steps)
     lengths = [len(engine.prompt.encode(Ids(prompt), engine.context)) for prompt in prompts]
-    draw, factory.draw = factory.draw, lambda ids, _: greedy(found[lengths.index(len(ids))])  # type: ignore[method-assign, assignment]
+    draw, factory.draw = factory.draw, lambda ids, *_: greedy(found[lengths.index(len(ids))])  # type: ignore[method-assign, assignment]
     try:
         requests = [BatchRequest(at, Ids(prompt), sampling) for at, prompt in enumerate(prompts)]
         for one in engine.generate_many(requests, len(prompts)):

@@ -40,7 +40,7 @@ class Answers:
         self.logits: list[list[torch.Tensor]] = [[] for _ in PROMPTS]
         self.stats = dict[Any, AnswerStats]()
         monkeypatch.setattr(
-            engine.batching._requests, "draw", lambda ids, sampling: greedy(self.logits[PROMPTS.index(ids)])
+            engine.batching._requests, "draw", lambda ids, *_: greedy(self.logits[PROMPTS.index(ids)])
         )
         sampling = Sampling(max_new_tokens=NEW)
         requests = [BatchRequest(at, Ids(prompt), sampling) for at, prompt in enumerate(PROMPTS)]

@@ -67,8 +67,8 @@ def logits(monkeypatch: pytest.MonkeyPatch) -> Logits:
     found: Logits = {}
     plain = RequestFactory.draw
 
-    def noting(self: RequestFactory, ids: list[int], sampling: Sampling) -> Any:
-        draw, rows = plain(self, ids, sampling), found.setdefault(sampling.seed, [])
+    def noting(self: RequestFactory, ids: list[int], sampling: Sampling, begun: int = 0) -> Any:
+        draw, rows = plain(self, ids, sampling, begun), found.setdefault(sampling.seed, [])
 
         def drawn(ids: Any, row: torch.Tensor) -> int:
             rows.append(row[0].clone())

@@ -31,7 +31,7 @@ def beside_of(site: ExpertsSite, layer: Any, dtype: torch.dtype) -> Routed:
     experts, after_experts, after_dense = (norm_of(getattr(layer, name)) for name in NORMS)
     scales = router.per_expert_scale.detach().float().contiguous()
     norms = Beside(before, experts, after_experts, after_dense, scales)
-    found = Routed(site, product, rule, None, dense_of(layer.mlp, dtype), None, norms)
+    found = Routed(site, product, rule, None, dense_of(layer.mlp, dtype), None, beside=norms)
     _try(found, drawn(dtype, TRIED, product.inputs))
     return found
 

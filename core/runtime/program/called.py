@@ -31,6 +31,7 @@ def called(
     if site.router._forward_hooks or site.router._forward_pre_hooks:
         beside = rest.beside is not None  # of its own norm, which returns the shares of all experts
         seen = (x if beside else normed).to(dtype)
+        seen = seen[None] if rest.batched else seen
         scores = logits.softmax(-1) if beside else logits
         _before(site.router, (seen,))
         _after(site.router, (seen,), (scores.to(dtype), weights.to(dtype), ids))

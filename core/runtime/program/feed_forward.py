@@ -60,7 +60,8 @@ class Dense:
 @dataclass(frozen=True, slots=True)
 class Routed:
     """A router and its experts. `correction` [experts], fp32, is added to scores for the choice alone; `shared` is
-    computed for every token, times the sigmoid of `shared_gate` where there is one. `beside`: of experts beside a dense
+    computed for every token, times the sigmoid of `shared_gate` where there is one. `batched`: the router's module gets
+    states [1, T, H]. `beside`: of experts beside a dense
     layer, `shared`, with other states than that gets."""
 
     site: ExpertsSite
@@ -69,6 +70,7 @@ class Routed:
     correction: torch.Tensor | None
     shared: Dense | None
     shared_gate: Weight | None
+    batched: bool = False
     beside: Beside | None = None
 
 
@@ -93,6 +95,7 @@ class _Seen(NamedTuple):
     weights: torch.Tensor
     experts: torch.Tensor  # [T, H] in place of what they return
     output: torch.Tensor
+    batched: bool
 
 
 @torch.inference_mode()
@@ -146,6 +149,7 @@ def routed_of(site: ExpertsSite, dtype: torch.dtype) -> Routed:
         correction,
         dense_of(getattr(block, shared), dtype) if shared else None,
         weight_of(getattr(block, shared_gate)) if shared_gate else None,
+        seen.batched,
     )
 
 
@@ -185,7 +189,13 @@ def _seen(site: ExpertsSite, x: torch.Tensor) -> _Seen:
         return experts.view(hidden.shape)
 
     answers: list[RouterOutput] = []
-    hook = site.router.register_forward_hook(lambda module, args, output: answers.append(read_router(site, output)))
+    sizes: list[int] = []
+
+    def answered(module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
+        sizes.extend(one.dim() for one in args[:1])
+        answers.append(read_router(site, output))
+
+    hook = site.router.register_forward_hook(answered)
     try:
         with replaced(site.module, instead):
             output = forward(site.parent, x[None])
@@ -194,7 +204,7 @@ def _seen(site: ExpertsSite, x: torch.Tensor) -> _Seen:
     if len(given) != 3 or len(answers) != 1 or not torch.equal(given[0].reshape(x.shape), x):
         raise ModelError(f"{type(site.parent).__name__} calls its experts in another way")
     output = output[0] if isinstance(output, tuple) else output
-    return _Seen(x, answers[0], given[1], given[2].float(), experts, output.reshape(x.shape))
+    return _Seen(x, answers[0], given[1], given[2].float(), experts, output.reshape(x.shape), sizes == [3])
 
 
 def _combined(site: ExpertsSite, seen: _Seen, shared: Any, shared_gate: Any) -> float:

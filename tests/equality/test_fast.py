@@ -21,6 +21,7 @@ from core.runtime.program import row_steps
 from core.settings.config import Settings
 from core.settings.sampling import Sampling
 from core.system.native.compile import supported
+from core.types import Ids
 from tests.architectures.tiny import tiny
 from tests.architectures.trial import random_model as any_random_model
 from tests.architectures.trial import save, transformers_own
@@ -145,6 +146,18 @@ def test_limits_of_some_layers(tmp_path: Path) -> None:
             wanted, _ = run(plain, DynamicCache(config=plain.config), lambda step: None, 0)
         found = logits(engine, PROMPT, [len(PROMPT)])
         assert (found - wanted[-1]).abs().max() < CLOSE * wanted[-1].abs().max()
+
+
+@pytest.mark.parametrize("arch", layered(["afmoe", "minimax_m2"], quick=lambda arch: arch == "afmoe"))
+def test_routers_that_are_asked_get_what_they_take(arch: str, tmp_path: Path) -> None:
+    """States of three dimensions, or more than states."""
+    path, answers = save_tokenizer(make_checkpoint(arch, tmp_path)), list[list[int]]()
+    with unloading(load(path, dtype="float32")) as engine:
+        for predictor in ("none", "gate"):
+            engine.change({"budget": "50%", "predictor": predictor})
+            pieces = engine.generate(Ids(PROMPT), Sampling(max_new_tokens=9))
+            answers.append([piece.token for piece in pieces if piece.token is not None])
+    assert answers[0] == answers[1]
 
 
 @pytest.mark.long(0.1)  # test_biases_of_experts_and_sinks has it of one model

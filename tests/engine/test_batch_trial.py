@@ -39,9 +39,7 @@ class Answers:
     def __init__(self, engine: Engine, monkeypatch: pytest.MonkeyPatch, at_once: int) -> None:
         self.logits: list[list[torch.Tensor]] = [[] for _ in PROMPTS]
         self.stats = dict[Any, AnswerStats]()
-        monkeypatch.setattr(
-            engine.batching._requests, "draw", lambda ids, *_: greedy(self.logits[PROMPTS.index(ids)])
-        )
+        monkeypatch.setattr(engine.batching._requests, "draw", lambda ids, *_: greedy(self.logits[PROMPTS.index(ids)]))
         sampling = Sampling(max_new_tokens=NEW)
         requests = [BatchRequest(at, Ids(prompt), sampling) for at, prompt in enumerate(PROMPTS)]
         for one in engine.generate_many(requests, at_once):

@@ -40,6 +40,7 @@ def test_the_export_menu_closes_as_the_focus_leaves(dashboard: Dashboard) -> Non
     assert page.evaluate("document.activeElement !== document.body")
 
 
+@pytest.mark.long(0.1)
 def test_a_continued_answer_keeps_the_focus(dashboard: Dashboard) -> None:
     """Its button goes with the answer, while that is written; what comes next gets the focus."""
     page = dashboard.page

@@ -16,9 +16,41 @@ from core.settings.config import Settings
 from core.settings.loading import LoadSpec
 from tests.equality.passes import PROMPT
 from tests.loaded import unloading
+from tests.mtp_checkpoint import MIMO_CONFIG
 
 CLOSE = 1e-4  # of the largest logit: fp32 sums in another order
 OTHERS = [[5] * 9, [9, 8, 7], [11]]  # of a batch
+
+YARN = dict(
+    rope_type="yarn", rope_theta=1e4, factor=4.0, original_max_position_embeddings=64, mscale=0.7, mscale_all_dim=1.0
+)
+KNOWN: dict[str, dict[str, object]] = {  # what the program computes
+    "qwen3_moe": {},
+    "mixtral": {},
+    "qwen2_moe": dict(mlp_only_layers=[1]),
+    "olmoe": dict(norm_topk_prob=True, attention_bias=True),
+    "glm4_moe": dict(n_group=2, use_qk_norm=True, attention_bias=True, routed_scaling_factor=1.5),
+    "dots1": {},
+    "ernie4_5_moe": {},
+    "hunyuan_v1_moe": dict(attention_bias=True),
+    "minimax_m2": {},
+    "hy_v3": dict(router_scaling_factor=1.5),
+    "sarvam_mla": {},
+    "flex_olmo": {},
+    "granitemoe": dict(
+        embedding_multiplier=12.0, residual_multiplier=0.22, logits_scaling=6.0, attention_multiplier=0.3
+    ),
+    "granitemoeshared": dict(residual_multiplier=0.22),
+    "afmoe": dict(route_scale=1.5),
+    "laguna": dict(moe_routed_scaling_factor=1.5),
+    "gemma4_text": dict(
+        hidden_size_per_layer_input=0, attention_k_eq_v=True, global_head_dim=32, final_logit_softcapping=30.0
+    ),
+    "deepseek_v2": {},
+    "deepseek_v3": dict(attention_bias=True, rope_parameters=YARN),
+    "glm4_moe_lite": dict(rope_interleave=False),
+    "mimo_v2_flash": dict(MIMO_CONFIG, attention_value_scale=0.612),
+}
 
 
 def load(path: Path | str, **how: object) -> Engine:

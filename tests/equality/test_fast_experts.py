@@ -15,9 +15,8 @@ from core.system.native.compile import supported
 from tests.architectures.trial import random_model as any_random_model
 from tests.architectures.trial import save
 from tests.checkpoints import make_checkpoint
-from tests.equality.fast import CLOSE, load, logits
+from tests.equality.fast import CLOSE, YARN, load, logits
 from tests.equality.passes import PROMPT, plain_transformers, run
-from tests.equality.test_fast import YARN
 from tests.loaded import unloading
 from tests.logged import Logged
 from tests.selection import layered

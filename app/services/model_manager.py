@@ -32,8 +32,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 log = logging.getLogger("moestro.app")
-UNCLEAN = """The model was not unloaded cleanly because of an error inside Moestro. Some of its memory may stay in use \
-until Moestro is started again."""
+UNCLEAN = "The model was not unloaded cleanly (an error inside Moestro). Some memory may be in use until a restart."
 NO_MODEL = "No model is loaded. Load one first, then ask again."
 
 
@@ -229,8 +228,6 @@ class ModelManager:
             self._store.steps.end_load(load)
         except MoestroError as error:  # the memory is freed; the store corrects the record at its next start
             log.warning("could not note the end of a load: %s", error)
-
-    # -- settings ----------------------------------------------------------------------------------------------------
 
     @property
     def settings(self) -> Settings:

@@ -175,7 +175,7 @@ def attention_of(module: Any, angles: Angles, kept: Reserved, dtype: torch.dtype
         raise ModelError("heads of this form are not known")
     values = v.outputs // heads
     gated = values == width and q.outputs == 2 * o.inputs
-    q_norm, k_norm = (norm_of(getattr(module, name)) for name in norms) if norms else (None, None)
+    q_norm, k_norm = _norms([norm_of(getattr(module, name)) for name in norms], width, (q.outputs, k.outputs))
     form = Attention(
         q,
         k,
@@ -203,18 +203,27 @@ def attention_of(module: Any, angles: Angles, kept: Reserved, dtype: torch.dtype
         raise ModelError("heads of this form are not known")
     if gate:
         form = replace(form, gates=Gates.of(form.query_heads, values, weight_of(getattr(module, gate))))
-    if q_norm is not None and k_norm is not None:
-        widths = q_norm.form.width, k_norm.form.width
-        if widths not in ((width, width), (q.outputs, k.outputs)):
-            raise ModelError("norms of some of the heads are not known")
-        if widths[0] == width and q_norm.form != k_norm.form:
-            raise ModelError("norms of queries and keys of different kinds are not known")
     form = _tried(form, module, getattr(module, gate, None))
     if form.across is None and form.gates is None and q.bias is not None and k.bias is not None and v.bias is not None:
         bias = torch.cat([q.bias, k.bias, v.bias])  # added by the first kernel
         q, k, v = (replace(one, bias=None) for one in (q, k, v))
         form = replace(form, q=q, k=k, v=v, bias=bias)
     return form
+
+
+def _norms(
+    norms: Sequence[NormWeight], width: int, outputs: tuple[int, int]
+) -> tuple[NormWeight, NormWeight] | tuple[None, None]:
+    """Those of queries and of keys, if any: of each head, or of all heads, whose products have so many `outputs`."""
+    if not norms:
+        return None, None
+    of_q, of_k = norms
+    widths = of_q.form.width, of_k.form.width
+    if widths not in ((width, width), outputs):
+        raise ModelError("norms of some of the heads are not known")
+    if widths[0] == width and of_q.form != of_k.form:
+        raise ModelError("norms of queries and keys of different kinds are not known")
+    return of_q, of_k
 
 
 @torch.inference_mode()

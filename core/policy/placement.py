@@ -35,6 +35,12 @@ class Costs:
     gpu: bool = True  # the device computes while the computing thread does something else
 
 
+def in_place(costs: Costs) -> Costs:
+    """Those of a CPU whose computing thread computes residents and missing experts in their turn."""
+    each_s = costs.device_s
+    return Costs(costs.copy_s, costs.device_fixed_s, each_s, each_s, 0.0, each_s, threads=0, gpu=False)
+
+
 @dataclass(frozen=True, slots=True)
 class Layer:
     """What a layer asks for: experts that are resident, that are missing, and the seconds until the link is free."""

@@ -85,7 +85,7 @@ class HostCompute:
         return self.active and not self.throttle.paused
 
     def begun(self) -> bool:
-        """A pass begins -> whether it may leave missing experts to the host."""
+        """A pass begins: as `used`."""
         costs, self._weighs = self.costs, self.throttle.comparing
         self._deciding = None if costs is None or (costs.alike and not self._weighs) else costs  # without: none waits
         return self.used
@@ -153,7 +153,11 @@ class HostCompute:
     def passed(self, step: StepRecord) -> None:
         """A pass is over; one over several rows decides nothing, as costs are those of one."""
         if step.tokens == 1:
-            self.throttle.note(step, self._deciding.saved_ms() if self._deciding is not None else 0.0)
+            costs = self._deciding
+            self.throttle.note(step, costs.saved_ms() if costs is not None else 0.0)
+            if costs is not None and costs.alone():
+                self.close()
+                self.throttle.free = True
 
     @property
     def takes_rows(self) -> bool:

@@ -3,7 +3,7 @@ measure. `core.policy.placement` decides by these."""
 
 import logging
 
-from core.policy.placement import Costs, Layer, layer_s, to_host
+from core.policy.placement import Costs, Layer, in_place, layer_s, to_host
 
 log = logging.getLogger("moestro.host")
 
@@ -11,6 +11,7 @@ FOLLOW = 0.05  # weight of what the last layer took
 OUTLIER = 3.0  # times what is usual: of a longer time so much counts
 LEAST_S = 1e-7
 PROBED = 200  # layers with missing experts
+WEIGHED = 48  # ... of which the host computed some
 
 
 class PlacementCosts:
@@ -19,6 +20,7 @@ class PlacementCosts:
     def __init__(self, costs: Costs) -> None:
         self.costs, self._idle = costs, 0  # layers since the host computed something
         self._saved_s = 0.0
+        self._weighed, self._alone_s = 0, 0.0  # layers, and what the computing thread alone would have saved in them
         ms = (1e3 * one for one in (costs.copy_s, costs.device_s, costs.host_s))
         log.info("A missing expert: %.3g ms to copy it, %.3g ms to compute it on the device, %.3g ms on the host.", *ms)
 
@@ -35,11 +37,26 @@ class PlacementCosts:
         found = layer.misses if self.alike else to_host(self.costs, layer)
         if weigh and found:
             self._saved_s += layer_s(self.costs, layer, 0) - layer_s(self.costs, layer, found)
+        if found and self.costs.threads and not self.costs.gpu:
+            alone_s = self.costs.device_fixed_s + (layer.residents + layer.misses) * self.costs.device_s
+            self._alone_s += layer_s(self.costs, layer, found) - alone_s
+            self._weighed += 1
         self._idle = 0 if found else self._idle + 1
         if self._idle == PROBED:
             self._idle = 0
             return 1
         return found
+
+    def alone(self) -> bool:
+        """Whether the computing thread has turned out to compute missing experts in no more time by itself, and now
+        does: what threads of the host save is less than handing over to them takes."""
+        if self._weighed < WEIGHED:
+            return False
+        saved_s, self._weighed, self._alone_s = self._alone_s, 0, 0.0
+        if saved_s < 0:
+            return False
+        self.costs = in_place(self.costs)
+        return True
 
     def hidden(self, experts: int, copy_s: float) -> int:
         """How many copies end while so many experts are computed, of one row each; of more rows they take longer."""

@@ -11,7 +11,7 @@ import torch
 from core.cache.expert_cache import ExpertCache
 from core.cache.lease import Lease, LeasedSegment
 from core.memory.store import ExpertStore
-from core.policy.placement import Costs, Layer, layer_s
+from core.policy.placement import Costs, Layer, in_place, layer_s
 from core.runtime.expert_math import ExpertMath
 from core.runtime.placement import LEAST_S
 from core.runtime.program.experts import FastMath
@@ -130,7 +130,7 @@ def trial_costs(trial: LayerTrial, copy_s: float, threads: int) -> Costs:
         return Costs(copy_s, 0.0, copy_s, copy_s, 0.0, copy_s, threads, gpu)
     copy_s = copy_s or trial.copied_s()
     fixed_s, device_s = line([trial.usual(n, 0).device_s for n in (1, most)], most)
-    alike = Costs(copy_s, fixed_s, device_s, device_s, 0.0, device_s, 0, gpu)  # the computing thread does both
+    alike = in_place(Costs(copy_s, fixed_s, device_s, device_s, 0.0, device_s))
     if not threads and not gpu:
         return alike
     half = max(1, most // 2)

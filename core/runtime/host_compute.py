@@ -69,10 +69,8 @@ class HostCompute:
         self.say: Callable[[str], None] = lambda text: None
         self.failed = ""  # why it is not used any more
         self.computing = 1  # threads of this processor that compute for the device
-        self.costs: PlacementCosts | None = None
-        """What decides with `measured`; None until that was chosen."""
-        self.throttle = Throttle("computing on the host", foretells=True)
-        """With `measured`, whether it is used at all: by tokens with it and without it."""
+        self.costs: PlacementCosts | None = None  # what decides with `measured`; None until that was chosen
+        self.throttle = Throttle("computing on the host", foretells=True)  # with `measured`: whether it is used at all
 
     @property
     def active(self) -> bool:
@@ -151,17 +149,16 @@ class HostCompute:
         self.team, self._steps, self._slots = None, {}, {}
 
     def passed(self, step: StepRecord) -> None:
-        """A pass is over; one over several rows decides nothing, as costs are those of one."""
+        """A pass is over: one over several rows decides nothing."""
         if step.tokens == 1:
-            costs = self._deciding
-            self.throttle.note(step, costs.saved_ms() if costs is not None else 0.0)
+            self.throttle.note(step, costs.saved_ms() if (costs := self._deciding) is not None else 0.0)
             if costs is not None and costs.alone():
                 self.close()
                 self.throttle.free = True
 
     @property
     def takes_rows(self) -> bool:
-        """Whether missing experts of several rows may be computed where they lie, by the computing thread."""
+        """Whether the computing thread may compute missing experts of several rows where they lie."""
         return self._device.type == "cpu" and self._store.lends_all and isinstance(self._math[0], FastMath)
 
     def choose_of_rows(self, residents: int, missing: Sequence[int]) -> Collection[int]:
@@ -210,7 +207,7 @@ class HostCompute:
         return segments
 
     def computed_residents(self) -> None:
-        """The computing thread has computed all that is ready; a GPU is told to."""
+        """The computing thread has computed what is ready; a GPU is told to."""
         if self._here and self._deciding is not None and self._device.type == "cpu":
             self._deciding.computed(time.perf_counter() - self._began_s, self._here, beside=self._posted is not None)
 
@@ -227,9 +224,9 @@ class HostCompute:
             rows.join([one.expert for one in hosted], out)
             if self.team is not None:
                 took_s = self.team.took_s
-                if self._deciding is not None and took_s and not self.team.assisted:
-                    self._deciding.hosted(took_s, len(hosted))
-                    self._deciding.handed(self._hand_s + self.team.late_s + time.perf_counter() - ended_s)
+                if (costs := self._deciding) is not None and took_s and not self.team.assisted:
+                    costs.hosted(took_s, len(hosted))
+                    costs.handed(self._hand_s + self.team.late_s + time.perf_counter() - ended_s)
         self._give_back()
         return took_s, waited_s if took_s or self._device.type == "cuda" else 0.0
 

@@ -9,7 +9,7 @@ import torch
 from core.memory.codec.native import threads as native
 from core.policy.placement import Costs, Layer
 from core.runtime.lead import FIRST, OFTEN, TRIED, Lead
-from core.runtime.placement import PROBED, PlacementCosts
+from core.runtime.placement import PROBED, WEIGHED, PlacementCosts
 from core.runtime.placement_trials import LayerTrial, Seen, line, trial_costs
 from core.runtime.warmup import Split, Threads, choose_threads
 from tests.threads import torch_threads
@@ -82,6 +82,18 @@ def test_where_both_are_computed_alike_no_expert_waits() -> None:
     kept = PlacementCosts(Costs(1e-9, 0.0, 0.0002, 0.0002, 0.0, 0.0002, threads=0, gpu=False))
     assert kept.alike and kept.choose(Layer(4, 8), 0.0) == 8
     assert not PlacementCosts(COSTS).alike
+
+
+def test_threads_that_save_less_than_handing_over_takes_are_given_up() -> None:
+    kept = PlacementCosts(Costs(1.0, 0.0, 0.0002, 0.0002, 0.0, 0.0002, threads=1, gpu=False))
+    for handing_s, given_up in ((0.0, False), (0.001, True)):
+        kept.costs.host_fixed_s = handing_s
+        for _ in range(WEIGHED - 1):
+            assert kept.choose(Layer(3, 1), 0.0) == 1
+        assert not kept.alone(), "too few layers"
+        kept.choose(Layer(3, 1), 0.0)
+        assert kept.alone() == kept.alike == given_up
+    assert kept.costs == Costs(1.0, 0.0, 0.0002, 0.0002, 0.0, 0.0002, threads=0, gpu=False)
 
 
 def test_a_slower_link_sends_more_to_the_host() -> None:

@@ -9,7 +9,7 @@ READ = 16 * MOST  # characters of a text, which may be huge, that are looked at
 UNITS = (("TB", 10**12), ("GB", 10**9), ("MB", 10**6), ("kB", 10**3))
 CLASS = re.compile(r"<class '(?:\w+\.)*(\w+)'>")
 WRONG_KIND = "has no attribute", "object", "unhashable"
-LACKS = re.compile(r"'[^']* object' has no attribute '([^']*)'")  # as a chat template is told
+LACKS = re.compile(r"'[^']*' has no attribute '([^']*)'")  # as a chat template is told
 KINDS = re.compile(r"\b[A-Z]\w*(Error|Exception): |Exception raised from .*|For details look at the above report!?")
 
 

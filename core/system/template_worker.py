@@ -40,7 +40,8 @@ def prepare() -> Answer:
             return "forbidden", reason(error)
         except TemplateError as error:
             if type(error) is TemplateError:  # just this class where the template calls raise_exception
-                return "rejected", str(error)[:READ]
+                said = error.args[0]
+                return "rejected", said[:READ] if isinstance(said, str) else "no reason was given"
             return "failed", reason(error)
         except Exception as error:  # an untrusted program can raise anything
             return "failed", reason(error)

@@ -123,8 +123,9 @@ def ended(tokenizer: PreTrainedTokenizerBase, template: str) -> str:
     return ""
 
 
+@pytest.mark.long(0.5)  # tests/hf/test_chat_template.py has some of each kind
 @given(template=templates)
-@examples(60, fewer=4)
+@examples(60)
 def test_every_template_ends_within_its_limits(tokenizer: PreTrainedTokenizerBase, template: str) -> None:
     before, limits = psutil.Process().memory_info().rss, RENDERER.limits
     RENDERER.limits = replace(limits, cpu_s=0.3)

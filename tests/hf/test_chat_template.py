@@ -202,6 +202,7 @@ def test_what_a_template_says_itself_is_passed_on(tokenizer: PreTrainedTokenizer
         ("'one\\n two\\x1b[2J \\u202ethree\\u2028four'", "one two [2J three four"),
         ("'y ' * (4 * 10 ** 7 * messages | length)", "y " * 150 + "..."),
         ("' ' * (10 ** 7 * messages | length)", "no reason was given"),
+        ("joiner()", "no reason was given"),
     ],
 )
 def test_what_a_template_says_is_one_short_line(tokenizer: PreTrainedTokenizerBase, said: str, passed_on: str) -> None:

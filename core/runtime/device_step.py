@@ -70,7 +70,8 @@ class DeviceStep:
     def __call__(self, layer: int, hidden: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
         """Launch what computes one token's state [1, H] with its experts ids [1, k] -> [1, H]."""
         math, own = self._math[layer], ids[0]
-        self._chosen = [*self._chosen[:layer], own]
+        del self._chosen[layer:]  # of a pass that broke off
+        self._chosen.append(own)
         if len(self._chosen) == len(self._math):
             torch.stack(self._chosen, out=self._ids)  # one launch a token
             self._chosen = []

@@ -76,7 +76,7 @@ class TokenGraphs:
         """The logits [1, V] after a share's one token. `launch` makes the ordinary pass, and the KV grow with it."""
         kv = share.kv
         assert kv is not None and len(share.tokens) == 1
-        if self.reason or kv.length >= self._context:
+        if self.reason or not 0 < kv.length < self._context:  # the first token of a text may find no memory yet
             return launch()
         if (held := kv.memory.held()) != self._held or self._pool.failed:  # one that was broken off
             self._forget()
